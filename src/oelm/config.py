@@ -1,0 +1,321 @@
+"""A run as dataclasses: every field is documented once, here, and is a flag, a YAML key and a Python keyword.
+
+Precedence: defaults < recipe < preset < YAML file < flags. The fields of `Model` and `Training` are the run's
+identity: they change the result and are hashed into its id. Those of `Operation` are not, and may change on resume.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from oelm import variants
+from oelm.errors import UserError, known
+
+
+@dataclass(frozen=True)
+class Model:
+    """The network, and what is done to its Query and Key projections."""
+
+    model_type: str = "baseline"
+    """Variant: baseline, oelm_v2, oelm_random, oelm_global, oelm_matched, orthogonal_trainable, or a spec such as
+    "headwise+trained" or "q=headwise,k=normal+trained"."""
+    preset: str = "nano"
+    """A named size that sets the fields below: nano, mini or medium-512."""
+    vocab_size: int = 0
+    """Tokens in the vocabulary. 0: as many as the corpus's tokenizer has."""
+    d_model: int = 64
+    """Width of the residual stream."""
+    num_layers: int = 4
+    """Transformer blocks."""
+    num_heads: int = 4
+    """Attention heads per block; must divide d_model."""
+    d_ff: int = 256
+    """Width of the feed-forward layer."""
+    seq_len: int = 128
+    """Tokens per training sequence."""
+    positions: str = "learned"
+    """How a token knows its place: learned (a table of vectors) or rope (rotated queries and keys)."""
+    dropout: float = 0.0
+    """Share of activations dropped in training."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is optimised, on how much, and how."""
+
+    recipe: str = "fair"
+    """Named settings: fair (the modern defaults on which claims are made) or study (the original's, to the letter)."""
+    max_steps: int = 1000
+    """Optimisation steps."""
+    batch_size: int = 16
+    """Sequences per step, over all devices and micro-steps together."""
+    max_lr: float = 1e-3
+    """Learning rate at the end of the warm-up."""
+    min_lr: float | None = None
+    """Learning rate at the last step of the cosine. None: a tenth of max_lr."""
+    warmup_steps: int | None = None
+    """Steps of linear warm-up. None: 2 % of the steps, but at least 100."""
+    beta1: float = 0.9
+    """AdamW's decay of the first moment."""
+    beta2: float = 0.95
+    """AdamW's decay of the second moment."""
+    weight_decay: float = 0.1
+    """AdamW's weight decay. A frozen matrix never decays."""
+    decay: str = "matrices"
+    """What decays: matrices (not biases and norms) or all."""
+    grad_clip: float = 1.0
+    """Largest norm of the gradient; 0 clips nothing."""
+    use_amp: bool = True
+    """Mixed precision on a GPU. A CPU always computes in fp32."""
+    amp_dtype: str = "bf16"
+    """The lower precision of use_amp: bf16 or fp16."""
+    val_tokens: int | None = 262_144
+    """Tokens scored at each validation on the way, always the same ones. None: the whole validation set. The final
+    score is on the whole set in any case."""
+    seed: int = 0
+    """Seed of the weights, the order of the data and dropout."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Where and how it runs. None of these changes what is trained; all of them may change on resume."""
+
+    dataset: str = "storybook"
+    """Name of a prepared corpus (see oelm prepare)."""
+    data_path: str | None = None
+    """Folder of the prepared corpus. None: data/DATASET."""
+    out_dir: str | None = None
+    """Run folder. None: outputs/DATASET-PRESET/VARIANT/seed-SEED."""
+    resume: str = "auto"
+    """auto: go on from the last checkpoint, if there is one. never: refuse a folder that holds a run. Or the path of a
+    checkpoint folder (…/checkpoints/step-N) to go back to."""
+    device: str = "auto"
+    """auto (a GPU if there is one), cpu, cuda or cuda:N."""
+    engine: str = "auto"
+    """How a step is executed: eager, compile (torch.compile), or auto (compile on a GPU, eager on a CPU)."""
+    deterministic: bool = False
+    """On a GPU: use only deterministic kernels, so that a resumed run ends with the same bytes. Slower."""
+    accumulation: int = 1
+    """Micro-steps that the batch is cut into when it does not fit into memory."""
+    num_workers: int = 1
+    """Threads that gather batches ahead of the step. 0: gather when needed."""
+    log_interval: int = 10
+    """Steps between two lines of metrics."""
+    val_interval: int = 100
+    """Steps between two validations."""
+    save_interval: int = 500
+    """Steps between two checkpoints."""
+
+
+@dataclass(frozen=True)
+class RunConfig(Operation, Training, Model):
+    """Everything that defines a run."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @classmethod
+    def make(cls, file: str | Path | None = None, **given: Any) -> RunConfig:
+        """A configuration from the layers, lowest first: defaults, recipe, preset, YAML file, given fields."""
+        reject_unknown(given, origin="")
+        from_file = read_yaml(Path(file)) if file is not None else {}
+        for name in ("recipe", "preset"):
+            if name in from_file and given.get(name, from_file[name]) != from_file[name]:
+                raise UserError(
+                    f"{file} already fixes {name}: {from_file[name]}, so --{name} {given[name]} could not take "
+                    f"effect; drop one of the two"
+                )
+        chosen = {**from_file, **given}
+        recipe = RECIPES[known("recipe", chosen.get("recipe", cls.recipe), RECIPES)]
+        preset = PRESETS[known("preset", chosen.get("preset", cls.preset), PRESETS)]
+        return cls(**{**recipe, **preset, **chosen})
+
+    @property
+    def variant(self) -> variants.Variant:
+        return variants.parse(self.model_type)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.seq_len
+
+    @property
+    def data_folder(self) -> Path:
+        return Path(self.data_path) if self.data_path else Path("data") / self.dataset
+
+    @property
+    def run_folder(self) -> Path:
+        if self.out_dir:
+            return Path(self.out_dir)
+        return Path("outputs") / f"{self.dataset}-{self.preset}" / self.model_type / f"seed-{self.seed}"
+
+    def resolved(self, vocab_size: int) -> RunConfig:
+        """The same run with every 'None: …' and 'auto' rule of its identity written out as a number."""
+        warmup = min(max(100, round(0.02 * self.max_steps)), self.max_steps)
+        return replace(
+            self,
+            vocab_size=self.vocab_size or vocab_size,
+            warmup_steps=warmup if self.warmup_steps is None else self.warmup_steps,
+            min_lr=self.max_lr / 10 if self.min_lr is None else self.min_lr,
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """The fields that change the result."""
+        operational = {f.name for f in fields(Operation)}
+        return {name: value for name, value in asdict(self).items() if name not in operational}
+
+    def to_yaml(self) -> str:
+        lines: list[str] = []
+        for section in (Model, Training, Operation):
+            values = {f.name: getattr(self, f.name) for f in fields(section)}
+            lines += [f"# {section.__doc__}", yaml.safe_dump(values, sort_keys=False)]
+        return "\n".join(lines)
+
+
+def run_id(config: RunConfig, data_hashes: Mapping[str, str]) -> str:
+    """Two runs with one id are the same experiment: same settings, same bytes of data."""
+    content = json.dumps([config.identity(), dict(data_hashes)], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "fair": {},
+    "study": {
+        "batch_size": 8,
+        "dropout": 0.1,
+        "max_lr": 3e-4,
+        "min_lr": 0.0,
+        "warmup_steps": 1000,
+        "beta2": 0.999,
+        "weight_decay": 0.01,
+        "decay": "all",
+        "amp_dtype": "fp16",
+        "val_tokens": None,
+        "val_interval": 1000,
+        "save_interval": 5000,
+        "seed": 42,
+    },
+}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "nano": {"d_model": 64, "num_layers": 4, "num_heads": 4, "d_ff": 256, "seq_len": 128},
+    "mini": {"d_model": 256, "num_layers": 4, "num_heads": 4, "d_ff": 1024, "seq_len": 256},
+    "medium-512": {
+        "vocab_size": 50257,
+        "d_model": 512,
+        "num_layers": 6,
+        "num_heads": 8,
+        "d_ff": 2048,
+        "seq_len": 512,
+    },
+}
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "positions": ("learned", "rope"),
+    "decay": ("matrices", "all"),
+    "amp_dtype": ("bf16", "fp16"),
+    "engine": ("auto", "eager", "compile"),
+}
+
+RANGES: dict[str, tuple[float, float]] = {
+    "vocab_size": (0, 2**31),
+    "d_model": (1, 2**20),
+    "num_layers": (1, 10_000),
+    "num_heads": (1, 2**20),
+    "d_ff": (1, 2**24),
+    "seq_len": (1, 2**24),
+    "dropout": (0, 0.999),
+    "max_steps": (1, 10**10),
+    "batch_size": (1, 10**7),
+    "max_lr": (1e-12, 100),
+    "min_lr": (0, 100),
+    "warmup_steps": (0, 10**10),
+    "beta1": (0, 0.999999),
+    "beta2": (0, 0.9999999),
+    "weight_decay": (0, 100),
+    "grad_clip": (0, 1e9),
+    "val_tokens": (1, 10**13),
+    "seed": (0, 2**63 - 1),
+    "accumulation": (1, 10**7),
+    "num_workers": (0, 256),
+    "log_interval": (1, 10**10),
+    "val_interval": (1, 10**10),
+    "save_interval": (1, 10**10),
+}
+
+
+def check(config: RunConfig) -> None:
+    """Refuses names and values that cannot be meant, one clear line each."""
+    for name, (low, high) in RANGES.items():
+        value = getattr(config, name)
+        if value is not None and not low <= value <= high:
+            raise UserError(f"--{name} {value} is out of range: it must lie between {low:g} and {high:g}")
+    for name, choices in CHOICES.items():
+        known(name, getattr(config, name), choices)
+    known("recipe", config.recipe, RECIPES)
+    known("preset", config.preset, PRESETS)
+    variants.parse(config.model_type)
+    if config.d_model % config.num_heads:
+        raise UserError(
+            f"--num_heads {config.num_heads} does not divide --d_model {config.d_model}; "
+            f"nearest head counts that do: {_nearest_divisors(config.d_model, config.num_heads)}"
+        )
+    if config.positions == "rope" and (config.d_model // config.num_heads) % 2:
+        raise UserError("--positions rope needs an even number of channels per head (d_model / num_heads)")
+    if config.min_lr is not None and config.min_lr > config.max_lr:
+        raise UserError(f"--min_lr {config.min_lr:g} is above --max_lr {config.max_lr:g}")
+    if config.warmup_steps is not None and config.warmup_steps > config.max_steps:
+        raise UserError(f"--warmup_steps {config.warmup_steps} is more than --max_steps {config.max_steps}")
+    if config.batch_size % config.accumulation:
+        raise UserError(f"--accumulation {config.accumulation} does not divide --batch_size {config.batch_size}")
+    if config.device not in ("auto", "cpu", "cuda") and not config.device.removeprefix("cuda:").isdigit():
+        raise UserError(f"--device {config.device} is unknown: use auto, cpu, cuda or cuda:N")
+
+
+def _nearest_divisors(number: int, wanted: int) -> str:
+    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    return ", ".join(map(str, sorted(sorted(divisors, key=lambda d: abs(d - wanted))[:3])))
+
+
+def reject_unknown(values: Mapping[str, Any], origin: str) -> None:
+    for name in values:
+        known(f"{origin}field", name, (f.name for f in fields(RunConfig)))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The fields that a YAML file sets, each of its field's type."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"--config {path}: no such file") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"--config {path} is not readable YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"--config {path} must hold 'field: value' lines")
+    reject_unknown(content, origin=f"{path}: ")
+    hints = typing.get_type_hints(RunConfig)
+    return {name: _convert(path, name, value, hints[name]) for name, value in content.items()}
+
+
+def _convert(path: Path, name: str, value: Any, hint: Any) -> Any:
+    """YAML reads 1e-3 as a string and 1 as an integer where a float is meant; anything else must fit as it is."""
+    allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if value is None and type(None) in allowed:
+        return None
+    if float in allowed and isinstance(value, int | str) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    if type(value) in allowed:
+        return value
+    wanted = " or ".join(t.__name__ for t in allowed if t is not type(None))
+    raise UserError(f"{path}: {name} must be {wanted}, not {value!r}")

@@ -1,0 +1,196 @@
+"""A prepared corpus, checked, and batch(step): a pure function of seed and step.
+
+Training visits the windows of train.bin (non-overlapping, seq_len long) in shuffled epochs. Nothing here keeps a
+position: whoever asks for step 1,000 gets the same sequences, whether or not anyone asked for step 999, so neither
+evaluation nor resuming nor the number of ranks or micro-steps changes what is trained on.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from oelm.errors import UserError
+
+Tokens = npt.NDArray[np.int64]
+HASH_CACHE = ".verified.json"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A prepared folder: memory-mapped splits and what meta.json says of them."""
+
+    folder: Path
+    meta: dict[str, Any]
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.meta["vocab_size"])
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        return dict(self.meta["sha256"])
+
+    def split(self, name: str) -> npt.NDArray[Any]:
+        return np.memmap(self.folder / f"{name}.bin", dtype=self.meta["dtype"], mode="r")
+
+
+def open_corpus(folder: Path, vocab_size: int, seq_len: int) -> Corpus:
+    """The corpus in a folder, after checking that a model of this vocabulary can be trained on it."""
+    corpus = Corpus(folder, _read_meta(folder))
+    greatest = {split: verify(corpus, split) for split in ("train", "val")}
+    for split, token in greatest.items():
+        limit = vocab_size or corpus.vocab_size
+        if token >= limit:
+            raise UserError(
+                f"{folder / split}.bin holds the token {token}, beyond --vocab_size {limit}; "
+                f"its tokenizer has {corpus.vocab_size}"
+            )
+        if corpus.meta["tokens"][split] < seq_len + 1:
+            raise UserError(
+                f"{folder / split}.bin has {corpus.meta['tokens'][split]} tokens, fewer than one sequence of "
+                f"--seq_len {seq_len} and its target; prepare more text or train on shorter sequences"
+            )
+    return corpus
+
+
+def _read_meta(folder: Path) -> dict[str, Any]:
+    path = folder / "meta.json"
+    if not path.exists():
+        raise UserError(f"{folder} holds no prepared corpus; run: oelm prepare {folder.name}")
+    try:
+        meta = json.loads(path.read_text())
+        for key in ("dtype", "vocab_size", "tokens", "sha256", "tokenizer"):
+            meta[key]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error}); prepare the corpus again with --overwrite") from None
+    if not isinstance(meta, dict) or meta["dtype"] not in ("uint16", "uint32"):
+        raise UserError(f"{path}: dtype must be uint16 or uint32; prepare the corpus again with --overwrite")
+    return meta
+
+
+def verify(corpus: Corpus, split: str) -> int:
+    """Checks a .bin against the hash in meta.json and returns its greatest token.
+
+    The result is cached by the file's size and time, so that 18 GB are not read again at every start.
+    """
+    path = corpus.folder / f"{split}.bin"
+    again = "; prepare the corpus again with --overwrite"
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing{again}") from None
+    expected = corpus.meta["tokens"][split] * np.dtype(corpus.meta["dtype"]).itemsize
+    if stat.st_size != expected:
+        raise UserError(f"{path} has {stat.st_size} bytes instead of {expected}{again}")
+    if not expected:
+        raise UserError(f"{path} is empty{again}")
+    mark = [stat.st_size, stat.st_mtime_ns, corpus.meta["sha256"][split]]
+    cache = _read_cache(corpus.folder)
+    if split not in cache or cache[split]["mark"] != mark:
+        digest, greatest = _scan(path, corpus.meta["dtype"])
+        if digest != corpus.meta["sha256"][split]:
+            raise UserError(f"{path} is not the file that meta.json describes (its sha256 differs){again}")
+        cache[split] = {"mark": mark, "greatest": greatest}
+        _write_cache(corpus.folder, cache)
+    return int(cache[split]["greatest"])
+
+
+def _scan(path: Path, dtype: str) -> tuple[str, int]:
+    digest, greatest = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 24):
+            digest.update(block)
+            greatest = max(greatest, int(np.frombuffer(block, dtype=dtype).max()))
+    return digest.hexdigest(), greatest
+
+
+def _read_cache(folder: Path) -> dict[str, Any]:
+    try:
+        cache = json.loads((folder / HASH_CACHE).read_text())
+        return {split: entry for split, entry in cache.items() if {"mark", "greatest"} <= entry.keys()}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def _write_cache(folder: Path, cache: dict[str, Any]) -> None:
+    try:
+        (folder / HASH_CACHE).write_text(json.dumps(cache))
+    except OSError:
+        pass  # a read-only corpus is verified each time
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The training data as a function of the step."""
+
+    tokens: npt.NDArray[Any]
+    seq_len: int
+    batch_size: int
+    seed: int
+
+    @property
+    def windows(self) -> int:
+        """Sequences per epoch; each window's last token is the target of its last input."""
+        return (len(self.tokens) - 1) // self.seq_len
+
+    def batch(self, step: int) -> tuple[Tokens, Tokens]:
+        """Inputs and targets of a step, (batch_size, seq_len) each, the same for everyone who asks."""
+        rows = np.stack([self._window(step * self.batch_size + i) for i in range(self.batch_size)])
+        return rows[:, :-1], rows[:, 1:]
+
+    def share(self, step: int, rank: int, world: int, accumulation: int) -> list[tuple[Tokens, Tokens]]:
+        """This rank's micro-batches: the batch cut into world × accumulation equal parts."""
+        x, y = self.batch(step)
+        size = self.batch_size // (world * accumulation)
+        starts = ((micro * world + rank) * size for micro in range(accumulation))
+        return [(x[start : start + size], y[start : start + size]) for start in starts]
+
+    def _window(self, index: int) -> Tokens:
+        epoch, place = divmod(index, self.windows)
+        start = int(_order(self.windows, self.seed, epoch)[place]) * self.seq_len
+        return np.asarray(self.tokens[start : start + self.seq_len + 1], dtype=np.int64)
+
+
+@functools.lru_cache(maxsize=4)
+def _order(windows: int, seed: int, epoch: int) -> npt.NDArray[np.uint32]:
+    """The order in which an epoch visits its windows."""
+    return np.random.default_rng([seed, epoch]).permutation(np.arange(windows, dtype=np.uint32))
+
+
+def ahead(
+    batches: Batches, first: int, last: int, rank: int, world: int, accumulation: int, workers: int
+) -> Iterator[list[tuple[Tokens, Tokens]]]:
+    """This rank's micro-batches of steps first … last - 1, gathered ahead of time by `workers` threads."""
+    if not workers:
+        yield from (batches.share(step, rank, world, accumulation) for step in range(first, last))
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        depth = 2 * workers
+        pending = [
+            pool.submit(batches.share, step, rank, world, accumulation)
+            for step in range(first, min(first + depth, last))
+        ]
+        for step in range(first, last):
+            current = pending.pop(0)
+            if step + depth < last:
+                pending.append(pool.submit(batches.share, step + depth, rank, world, accumulation))
+            yield current.result()
+
+
+def validation_windows(tokens: npt.NDArray[Any], seq_len: int, limit: int | None) -> list[tuple[int, int]]:
+    """(start, length) of the windows that are scored: back to back from the start, until `limit` tokens or the end.
+
+    The last window may be shorter, so that a whole set is scored to its last token.
+    """
+    total = len(tokens) - 1 if limit is None else min(limit, len(tokens) - 1)
+    return [(start, min(seq_len, total - start)) for start in range(0, total, seq_len)]

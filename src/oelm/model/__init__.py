@@ -1,0 +1,1 @@
+"""The network: orthogonal matrices, attention over them, and the GPT around it."""

@@ -1,0 +1,63 @@
+"""Causal self-attention: how Q and K are born and frozen, beside V and O, which always train."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from oelm.config import Model
+
+
+class Attention(nn.Module):
+    """Q, K, V and O as four matrices of their own, without biases, as in the original study."""
+
+    def __init__(self, shape: Model) -> None:
+        super().__init__()
+        self.num_heads = shape.num_heads
+        self.dropout = shape.dropout
+        self.q = nn.Linear(shape.d_model, shape.d_model, bias=False)
+        self.k = nn.Linear(shape.d_model, shape.d_model, bias=False)
+        self.v = nn.Linear(shape.d_model, shape.d_model, bias=False)
+        self.o = nn.Linear(shape.d_model, shape.d_model, bias=False)
+
+    def forward(self, x: Tensor, rotation: Tensor | None) -> Tensor:
+        q, k, v = self.project(x, rotation)
+        heads = F.scaled_dot_product_attention(
+            q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True
+        )
+        merged: Tensor = self.o(heads.transpose(1, 2).flatten(2))
+        return merged
+
+    def project(self, x: Tensor, rotation: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """(batch, time, d_model) → q, k, v of (batch, heads, time, d_head), positions rotated in."""
+        q, k, v = (
+            side(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2) for side in (self.q, self.k, self.v)
+        )
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        return q, k, v
+
+    def entropy(self, x: Tensor, rotation: Tensor | None) -> Tensor:
+        """Mean entropy (nats) of the attention distributions on x: how widely this layer looks."""
+        q, k, _ = self.project(x, rotation)
+        scores = (q @ k.transpose(2, 3)).float() / math.sqrt(q.shape[-1])
+        causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).tril()
+        log_p = scores.masked_fill(~causal, float("-inf")).log_softmax(-1)
+        return -(log_p.exp() * log_p.masked_fill(~causal, 0.0)).sum(-1).mean()
+
+
+def rotation_table(seq_len: int, d_head: int, base: float = 10_000.0) -> Tensor:
+    """cos and sin of every position's rotation angles: (2, seq_len, d_head / 2)."""
+    frequencies = base ** (-torch.arange(0, d_head, 2, dtype=torch.float64) / d_head)
+    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), frequencies)
+    return torch.stack([angles.cos(), angles.sin()]).float()
+
+
+def rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    """Rotary positions: channel i and channel i + d_head / 2 turn as one plane."""
+    cos, sin = rotation[:, : x.shape[-2]].to(x.dtype)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)

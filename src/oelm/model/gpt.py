@@ -1,0 +1,123 @@
+"""The model, read top to bottom: feed-forward, block, GPT; then how its weights are born.
+
+The parameter names here are the logical model's: what a checkpoint holds and what variants share tensor by tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from oelm import variants
+from oelm.config import Model
+from oelm.model.attention import Attention, rotation_table
+from oelm.model.orthogonal import DRAW, INIT_STD
+
+
+class FeedForward(nn.Module):
+    def __init__(self, shape: Model) -> None:
+        super().__init__()
+        self.up = nn.Linear(shape.d_model, shape.d_ff)
+        self.down = nn.Linear(shape.d_ff, shape.d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(F.gelu(self.up(x)))
+        return out
+
+
+class Block(nn.Module):
+    """Attention, then feed-forward, each on a normalised copy and added back to the stream."""
+
+    def __init__(self, shape: Model) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(shape.d_model)
+        self.attention = Attention(shape)
+        self.norm2 = nn.LayerNorm(shape.d_model)
+        self.mlp = FeedForward(shape)
+        self.dropout = nn.Dropout(shape.dropout)
+
+    def forward(self, x: Tensor, rotation: Tensor | None) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm1(x), rotation))
+        return x + self.dropout(self.mlp(self.norm2(x)))
+
+
+class GPT(nn.Module):
+    """A GPT-2-like decoder whose output layer is its token embedding."""
+
+    rotation: Tensor | None
+
+    def __init__(self, shape: Model, seed: int) -> None:
+        super().__init__()
+        self.shape = shape
+        self.tokens = nn.Embedding(shape.vocab_size, shape.d_model)
+        rope = shape.positions == "rope"
+        self.positions = None if rope else nn.Embedding(shape.seq_len, shape.d_model)
+        table = rotation_table(shape.seq_len, shape.d_model // shape.num_heads) if rope else None
+        self.register_buffer("rotation", table, persistent=False)
+        self.dropout = nn.Dropout(shape.dropout)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.num_layers))
+        self.norm = nn.LayerNorm(shape.d_model)
+        self._initialise(seed)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Logits of (batch, time, vocabulary); with targets, their mean cross-entropy instead."""
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x, self.rotation)
+        logits = F.linear(self.norm(x), self.tokens.weight)
+        if targets is None:
+            return logits
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens)
+        if self.positions is not None:
+            x = x + self.positions.weight[: tokens.shape[1]]
+        embedded: Tensor = self.dropout(x)
+        return embedded
+
+    @torch.no_grad()
+    def attention_entropy(self, tokens: Tensor) -> list[float]:
+        """Mean attention entropy of each layer, in nats."""
+        x = self.embed(tokens)
+        entropies = []
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            entropies.append(block.attention.entropy(block.norm1(x), self.rotation).item())
+            x = block(x, self.rotation)
+        return entropies
+
+    def query_key_weights(self) -> dict[str, nn.Parameter]:
+        """The matrices that the variants differ in, by logical name."""
+        names = (f"blocks.{i}.attention.{side}.weight" for i in range(len(self.blocks)) for side in "qk")
+        return {name: self.get_parameter(name) for name in names}
+
+    def frozen(self) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in self.named_parameters() if not p.requires_grad}
+
+    @torch.no_grad()
+    def _initialise(self, seed: int) -> None:
+        """Every tensor from a generator of its own, so that variants share all they have in common, bit for bit."""
+        shape, variant = self.shape, variants.parse(self.shape.model_type)
+        sides = {"attention.q.weight": variant.q, "attention.k.weight": variant.k}
+        for name, parameter in self.named_parameters():
+            generator = torch.Generator().manual_seed(tensor_seed(seed, name))
+            if side := sides.get(name.split(".", 2)[-1]):
+                parameter.copy_(DRAW[side.source](shape.d_model, shape.num_heads, generator))
+                parameter.requires_grad_(side.trained)
+            elif parameter.ndim == 1:
+                parameter.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
+            else:
+                std = INIT_STD
+                if name.endswith(("attention.o.weight", "mlp.down.weight")):
+                    std /= math.sqrt(2 * shape.num_layers)  # GPT-2: what adds to the stream starts small
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+
+
+def tensor_seed(seed: int, name: str) -> int:
+    """A seed for one tensor, from the run's seed and the tensor's logical name."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "big") >> 1

@@ -1,0 +1,212 @@
+"""The run folder: the one contract that everything after training reads.
+
+    config.yaml          every field of the run
+    manifest.json        run id, versions, hardware, git state, data hashes, commands, how the learning rate was chosen
+    metrics.jsonl        training: a line per log_interval          (append-only)
+    evals.jsonl          validation: a line per score               (append-only)
+    timing_stats.json    where the time went
+    freeze_audit.json    a hash per frozen matrix at each freeze, thaw and at the end
+    status.json          running (with a heartbeat), finished, failed or interrupted
+    training.log         what was said on the way
+    samples/             text generated on the way
+    checkpoints/         step-N/ (the newest two), last (names the newest), best.safetensors (weights only)
+
+Files are written whole or not at all, but for the append-only ones, whose readers ignore a torn last line.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oelm.config import RunConfig
+from oelm.errors import UserError
+
+FORMAT = 1
+HEARTBEAT_SECONDS = 5.0
+DEAD_AFTER_SECONDS = 30.0
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes a file so that a reader, or a machine that loses power, sees the old one or the new one."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        with scratch.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_whole(path, json.dumps(content, indent=2) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file of a run folder, or a UserError that names it."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing: is {path.parent} a run folder?") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+
+
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of an append-only file; a last line that was cut off in the writing is not one."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text().splitlines(keepends=True):
+        if not line.endswith("\n"):
+            break
+        try:
+            records.append(json.loads(line))
+        except ValueError as error:
+            raise UserError(f"{path}, line {len(records) + 1}: {error}") from None
+    return records
+
+
+def cut_lines(path: Path, last_step: int) -> None:
+    """Forgets the records after a step, and a torn last line."""
+    if path.exists():
+        kept = [record for record in read_lines(path) if record["step"] <= last_step]
+        write_whole(path, "".join(json.dumps(record) + "\n" for record in kept))
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def evals(self) -> Path:
+        return self.path / "evals.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def exists(self) -> bool:
+        return (self.path / "manifest.json").exists()
+
+    def config(self) -> RunConfig:
+        if not (self.path / "config.yaml").exists():
+            raise UserError(f"{self.path} is not a run folder: it has no config.yaml")
+        return RunConfig.make(self.path / "config.yaml")
+
+    def manifest(self) -> dict[str, Any]:
+        manifest = read_json(self.path / "manifest.json")
+        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+            found = manifest.get("format") if isinstance(manifest, dict) else manifest
+            raise UserError(f"{self.path / 'manifest.json'} has format {found!r}; this version reads {FORMAT}")
+        return manifest
+
+    def status(self) -> dict[str, Any]:
+        """status.json, where a run that says it is running but shows no sign of life is called dead."""
+        status: dict[str, Any] = read_json(self.path / "status.json")
+        if status["state"] == "running" and not _breathes(status):
+            status["state"] = "dead"
+        return status
+
+    def final_eval(self) -> dict[str, Any] | None:
+        """The score on the whole validation set after the last step, if the run got there."""
+        return next((record for record in reversed(read_lines(self.evals)) if record["final"]), None)
+
+    def log(self, line: str) -> None:
+        with (self.path / "training.log").open("a") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+
+
+def _breathes(status: dict[str, Any]) -> bool:
+    if time.time() - status["heartbeat"] > DEAD_AFTER_SECONDS:
+        return False
+    if status["host"] != socket.gethostname():
+        return True
+    try:
+        os.kill(status["pid"], 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+@contextmanager
+def locked(folder: RunFolder) -> Iterator[None]:
+    """Holds the folder for this process alone. The lock goes with the process, however it ends."""
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        file = (folder.path / ".lock").open("a")
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(f"--out_dir {folder.path}: there is a file of that name") from None
+    except PermissionError:
+        raise UserError(f"--out_dir {folder.path} cannot be written: permission denied") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process is training in {folder.path}; wait for it or stop it first") from None
+        yield
+
+
+class Heart:
+    """Keeps status.json true: a heartbeat while the run lives, and the state in which it ended."""
+
+    def __init__(self, folder: RunFolder, max_steps: int) -> None:
+        self._path = folder.path / "status.json"
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._content: dict[str, Any] = {
+            "state": "running",
+            "step": 0,
+            "max_steps": max_steps,
+            "message": "",
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "heartbeat": time.time(),
+        }
+        self._write()
+        self._thread = threading.Thread(target=self._beat, daemon=True, name="oelm-heart")
+        self._thread.start()
+
+    def at(self, step: int) -> None:
+        self._content["step"] = step
+
+    def end(self, state: str, message: str = "") -> None:
+        self._stop.set()
+        self._thread.join()
+        self._content |= {"state": state, "message": message}
+        self._write()
+
+    def _beat(self) -> None:
+        while not self._stop.wait(HEARTBEAT_SECONDS):
+            try:
+                self._write()
+            except OSError:
+                pass  # a full disk must not kill the heart; the training thread meets it and says so
+
+    def _write(self) -> None:
+        with self._lock:
+            write_json(self._path, {**self._content, "heartbeat": time.time()})

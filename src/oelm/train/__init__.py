@@ -1,0 +1,1 @@
+"""Training: schedule, step, clock, checkpoints, and the loop that joins them."""

@@ -1,0 +1,75 @@
+"""The proof that frozen is frozen: a hash per matrix at each freeze and at the end, and a check against checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from oelm.errors import UserError
+from oelm.model.gpt import GPT
+from oelm.runfolder import RunFolder, read_json, write_json
+from oelm.train.checkpoint import load_weights, tensor_hash
+
+FILE = "freeze_audit.json"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Whether one matrix is the same at one place as when it was frozen."""
+
+    matrix: str
+    place: str
+    intact: bool
+
+
+def begin(folder: RunFolder, model: GPT) -> None:
+    """Records every matrix that is frozen from birth."""
+    _record(folder, "freeze", 0, {name: tensor_hash(weight) for name, weight in model.frozen().items()})
+
+
+def end(folder: RunFolder, model: GPT, step: int) -> None:
+    """Records the frozen matrices as they are at the end."""
+    _record(folder, "end", step, {name: tensor_hash(weight) for name, weight in model.frozen().items()})
+
+
+def hashes_at_freeze(folder: RunFolder) -> dict[str, str]:
+    """The hash that each frozen matrix must have."""
+    expected: dict[str, str] = {}
+    for event in read_json(folder.path / FILE)["events"]:
+        if event["event"] == "freeze":
+            expected |= event["sha256"]
+    return expected
+
+
+def findings(folder: RunFolder) -> list[Finding]:
+    """Every frozen matrix, at the end of the run and in every checkpoint that there is."""
+    expected = hashes_at_freeze(folder)
+    found = []
+    for event in read_json(folder.path / FILE)["events"]:
+        if event["event"] == "end":
+            found += [
+                Finding(name, f"step {event['step']} (end)", event["sha256"].get(name) == digest)
+                for name, digest in expected.items()
+            ]
+    for path in sorted(folder.checkpoints.glob("**/*.safetensors")):
+        if path.name in ("model.safetensors", "best.safetensors"):
+            found += _in_file(path, str(path.relative_to(folder.path)), expected)
+    return found
+
+
+def _in_file(path: Path, place: str, expected: dict[str, str]) -> list[Finding]:
+    try:
+        weights = load_weights(path)
+    except Exception as error:  # safetensors raises its own and OSErrors
+        raise UserError(f"{path} cannot be read: {error}") from None
+    return [
+        Finding(name, place, name in weights and tensor_hash(weights[name]) == digest)
+        for name, digest in expected.items()
+    ]
+
+
+def _record(folder: RunFolder, event: str, step: int, hashes: dict[str, str]) -> None:
+    path = folder.path / FILE
+    events = read_json(path)["events"] if path.exists() else []
+    events = [*(e for e in events if e["event"] != event), {"event": event, "step": step, "sha256": hashes}]
+    write_json(path, {"events": events})

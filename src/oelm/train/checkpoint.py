@@ -1,0 +1,179 @@
+"""Checkpoints: atomic, exact, no pickle.
+
+A checkpoint is a folder step-N with the logical model, the optimiser's moments by parameter name, and what else a run
+needs to go on as if it had never stopped. It is written beside its place and renamed into it; `last` then names it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from oelm.errors import UserError
+from oelm.runfolder import write_json, write_whole
+
+KEPT = 2
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+class DamagedError(Exception):
+    """A checkpoint that cannot be used, and why."""
+
+
+def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Path:
+    """Writes checkpoints/step-N and makes it the last one; older ones than the newest two go."""
+    final = folder / f"step-{step}"
+    if final.exists():  # the run was resumed from it and has not moved since
+        return final
+    scratch = folder / f".step-{step}.unfinished"
+    folder.mkdir(exist_ok=True)
+    for left_over in folder.glob(".step-*.unfinished"):
+        shutil.rmtree(left_over)
+    try:
+        scratch.mkdir()
+        save_file(_weights(model), scratch / "model.safetensors")
+        save_file(_moments(model, optimizer), scratch / "optimizer.safetensors")
+        write_json(scratch / "state.json", {"step": step, **state})
+        for path in scratch.iterdir():
+            _sync(path)
+        scratch.rename(final)
+        _sync(folder)
+        write_whole(folder / "last", final.name)
+    except Exception:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    for old in _by_age(folder)[KEPT:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def save_best(folder: Path, model: nn.Module, step: int, loss: float) -> None:
+    """The weights alone, replaced whole."""
+    folder.mkdir(exist_ok=True)
+    scratch = folder / ".best.unfinished"
+    try:
+        save_file(_weights(model), scratch, metadata={"step": str(step), "val_loss": repr(loss)})
+        _sync(scratch)
+        scratch.replace(folder / "best.safetensors")
+    except Exception:
+        scratch.unlink(missing_ok=True)
+        raise
+
+
+def newest(
+    folder: Path, say: Callable[[str], None], model: nn.Module, frozen_hashes: dict[str, str]
+) -> Path | None:
+    """The newest checkpoint that can be used, passing over damaged ones aloud. None where there is none at all."""
+    candidates = _by_age(folder)
+    for path in candidates:
+        try:
+            check(path, model, frozen_hashes)
+            return path
+        except DamagedError as damage:
+            aside = path.rename(folder / f"damaged-{path.name}")
+            say(f"checkpoint {path} cannot be used: {damage}. Set aside as {aside.name}; trying the one before it")
+    if candidates:
+        raise UserError(
+            f"none of the checkpoints in {folder} can be used (see above); "
+            f"to start the run anew, remove {folder.parent} or choose another --out_dir"
+        )
+    return None
+
+
+def go_back(path: Path) -> None:
+    """Makes a checkpoint the newest one, for a run that is to go on from there: later ones are dropped."""
+    for later in _by_age(path.parent):
+        if later == path:
+            break
+        shutil.rmtree(later)
+    write_whole(path.parent / "last", path.name)
+
+
+def last(folder: Path) -> Path | None:
+    """The checkpoint that `last` names."""
+    pointer = folder / "last"
+    return folder / pointer.read_text() if pointer.exists() else None
+
+
+def check(path: Path, model: nn.Module, frozen_hashes: dict[str, str]) -> None:
+    """Raises DamagedError unless the checkpoint is whole, of this model's shape, and true to the frozen matrices."""
+    try:
+        read_state(path)
+        with safe_open(path / "optimizer.safetensors", framework="pt") as file:
+            file.keys()
+        saved = load_weights(path / "model.safetensors")
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise DamagedError(f"cut short or damaged ({error})") from None
+    expected = {name: tuple(tensor.shape) for name, tensor in _weights(model).items()}
+    found = {name: tuple(tensor.shape) for name, tensor in saved.items()}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise DamagedError(f"{name} has the shape {found.get(name)} instead of {expected.get(name)}")
+    for name, digest in frozen_hashes.items():
+        if tensor_hash(saved[name]) != digest:
+            raise DamagedError(f"the frozen matrix {name} is not the one that was frozen")
+
+
+def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Restores model and optimiser in place and returns the rest of the state."""
+    model.load_state_dict(load_weights(path / "model.safetensors"))
+    saved = load_file(path / "optimizer.safetensors")
+    for name, parameter in _trained(model, optimizer):
+        optimizer.state[parameter] = {key: saved[f"{name}.{key}"].to(parameter.device) for key in MOMENTS}
+    return read_state(path)
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((path / "state.json").read_text())
+    state["step"]  # what every state has; a KeyError otherwise
+    return state
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    return load_file(path)
+
+
+def tensor_hash(tensor: Tensor) -> str:
+    """sha256 over a tensor's bytes, as stored in fp32."""
+    return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().contiguous() for name, p in model.named_parameters()}
+
+
+def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    return {
+        f"{name}.{key}": optimizer.state[parameter][key]
+        for name, parameter in _trained(model, optimizer)
+        for key in MOMENTS
+    }
+
+
+def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
+    optimised = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return ((name, p) for name, p in model.named_parameters() if id(p) in optimised)
+
+
+def _by_age(folder: Path) -> list[Path]:
+    """Finished checkpoints, newest first."""
+    steps = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdigit()]
+    return sorted(steps, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

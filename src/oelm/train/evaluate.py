@@ -1,0 +1,61 @@
+"""Scores on held-out tokens, and what attention and its matrices look like at that moment."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from oelm.data.batches import validation_windows
+from oelm.model.gpt import GPT
+from oelm.train.step import Stepper
+
+# Logits held at once, in elements: as large as pays off on the device.
+LOGITS = {"cpu": 2**24, "cuda": 2**30}
+ENTROPY_SEQUENCES = 4
+
+
+def evaluate(stepper: Stepper, tokens: npt.NDArray[Any], limit: int | None) -> tuple[float, int]:
+    """Mean cross-entropy over the first `limit` tokens (None: all), and how many were scored.
+
+    The windows are shared out over the processes in large batches; the same tokens are scored however many there are.
+    """
+    shape, world = stepper.config, stepper.world
+    rows = max(1, LOGITS[world.device.type] // (shape.seq_len * shape.vocab_size))
+    windows = validation_windows(tokens, shape.seq_len, limit)[world.rank :: world.size]
+    total, count = torch.zeros((), dtype=torch.float64, device=world.device), 0
+    stepper.model.eval()
+    for length, group in groupby(windows, key=lambda window: window[1]):
+        starts = [start for start, _ in group]
+        for first in range(0, len(starts), rows):
+            batch = np.stack([tokens[s : s + length + 1] for s in starts[first : first + rows]]).astype(np.int64)
+            inputs, targets = stepper.to_device(batch[:, :-1]), stepper.to_device(batch[:, 1:])
+            total += stepper.score(inputs, targets)
+            count += targets.numel()
+    stepper.model.train()
+    loss_sum, scored = world.sum([total.item(), float(count)])
+    return loss_sum / scored, int(scored)
+
+
+def diagnose(model: GPT, births: dict[str, Tensor], tokens: npt.NDArray[Any]) -> dict[str, list[float]]:
+    """Per layer: attention entropy (nats) on fixed sequences, and how far Q and K have moved from their birth."""
+    device = model.tokens.weight.device
+    length = model.shape.seq_len
+    count = min(ENTROPY_SEQUENCES, len(tokens) // length)
+    sequences = np.asarray(tokens[: count * length]).reshape(count, length).astype(np.int64)
+    model.eval()
+    entropy = model.attention_entropy(torch.from_numpy(sequences).to(device))
+    model.train()
+    moved = {
+        name: ((weight.detach() - births[name].to(device)).norm() / births[name].norm()).item()
+        for name, weight in model.query_key_weights().items()
+    }
+    return {
+        "attention_entropy": entropy,
+        "q_drift": [drift for name, drift in moved.items() if ".q." in name],
+        "k_drift": [drift for name, drift in moved.items() if ".k." in name],
+    }

@@ -1,0 +1,97 @@
+"""manifest.json: what a run was made of, so that another can be made like it, or told apart from it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import oelm
+from oelm.config import RunConfig, run_id
+from oelm.data.batches import Corpus
+from oelm.model.gpt import GPT
+from oelm.runfolder import FORMAT
+from oelm.train.step import Stepper
+
+
+def manifest(config: RunConfig, corpus: Corpus, model: GPT) -> dict[str, Any]:
+    """What stays the same over all sessions of a run."""
+    total = sum(p.numel() for p in model.parameters())
+    frozen = sum(p.numel() for p in model.frozen().values())
+    return {
+        "format": FORMAT,
+        "run_id": run_id(config, corpus.hashes),
+        "model_type": config.model_type,
+        "variant": str(config.variant),
+        "recipe": config.recipe,
+        "parameters": {"total": total, "trainable": total - frozen, "frozen": frozen},
+        "data": {
+            "dataset": config.dataset,
+            "tokenizer": corpus.meta["tokenizer"],
+            "tokens": corpus.meta["tokens"],
+            "sha256": corpus.hashes,
+        },
+        "learning_rate": {
+            "value": config.max_lr,
+            "how": "taken as given, not searched",
+            "grid": [],
+            "budget_steps": 0,
+            "run_ids": [],
+        },
+        "sessions": [],
+    }
+
+
+def session(stepper: Stepper, command: list[str], first_step: int) -> dict[str, Any]:
+    """What one start or resume of the run ran on."""
+    device = stepper.world.device
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "first_step": first_step,
+        "command": command,
+        "engine": stepper.engine,
+        "precision": str(stepper.precision).removeprefix("torch."),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "processes": stepper.world.size,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
+        "cpu_threads": torch.get_num_threads(),
+        "versions": {
+            "oelm": oelm.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "numpy": np.__version__,
+        },
+        "git": git_state(),
+    }
+
+
+def processor() -> str:
+    """The CPU's name and the number of its cores."""
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return f"{name}, {os.cpu_count()} cores"
+
+
+def git_state() -> dict[str, Any] | None:
+    """The commit of the code that runs, and whether it was changed since; None outside a checkout."""
+    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(here), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "--", str(here)))}
+    except (OSError, subprocess.SubprocessError):
+        return None

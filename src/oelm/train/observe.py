@@ -1,0 +1,67 @@
+"""What a run tells whoever watches it. The plain observer prints lines; a terminal may show a live one instead."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+from oelm.train.clock import formatted
+
+
+@dataclass(frozen=True)
+class Progress:
+    step: int
+    max_steps: int
+    loss: float
+    val_loss: float | None
+    best_loss: float | None
+    tokens_per_second: float
+    seconds_left: float
+
+    def line(self) -> str:
+        parts = [f"step {self.step:,}/{self.max_steps:,}", f"loss {self.loss:.4f}", self.validation()]
+        parts += [f"{self.tokens_per_second:,.0f} tokens/s", f"{formatted(self.seconds_left)} left"]
+        return "  ".join(part for part in parts if part)
+
+    def validation(self) -> str:
+        if self.val_loss is None or self.best_loss is None:
+            return ""
+        return f"val PPL {math.exp(self.val_loss):.2f} (best {math.exp(self.best_loss):.2f})"
+
+
+class Observer:
+    """Hears everything and says nothing."""
+
+    def announce(self, facts: dict[str, str]) -> None:
+        """What is about to run."""
+
+    def progress(self, progress: Progress) -> None:
+        """How far it is."""
+
+    def note(self, line: str) -> None:
+        """Something worth saying once."""
+
+    def close(self) -> None:
+        """It is over, well or badly."""
+
+
+class Lines(Observer):
+    """Plain lines, at most one every few seconds, for a log or a pipe."""
+
+    def __init__(self, seconds: float = 10.0) -> None:
+        self._seconds = seconds
+        self._next = 0.0
+
+    def announce(self, facts: dict[str, str]) -> None:
+        width = max(map(len, facts))
+        for name, value in facts.items():
+            print(f"{name:<{width}}  {value}", flush=True)
+
+    def progress(self, progress: Progress) -> None:
+        if time.monotonic() >= self._next or progress.step == progress.max_steps:
+            print(progress.line(), flush=True)
+            self._next = time.monotonic() + self._seconds
+
+    def note(self, line: str) -> None:
+        print(line, flush=True)

@@ -1,0 +1,73 @@
+"""The processes that train together: one, or as many as torchrun started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from oelm.config import RunConfig
+from oelm.errors import UserError
+
+
+@dataclass(frozen=True)
+class World:
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that writes and speaks."""
+        return self.rank == 0
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Sums, over the processes."""
+        if self.size == 1:
+            return values
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return [float(value) for value in tensor.tolist()]
+
+    def wait(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def joined(config: RunConfig) -> Iterator[World]:
+    """This process's place in the world, on the device that the config asks for."""
+    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if config.batch_size % (size * config.accumulation):
+        raise UserError(
+            f"--batch_size {config.batch_size} cannot be shared by {size} processes × "
+            f"--accumulation {config.accumulation}"
+        )
+    device = choose_device(config.device, int(os.environ.get("LOCAL_RANK", 0)) if size > 1 else None)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if size > 1:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield World(rank, size, device)
+    finally:
+        if size > 1:
+            dist.destroy_process_group()
+
+
+def choose_device(name: str, local_rank: int | None = None) -> torch.device:
+    available = torch.cuda.is_available()
+    if name == "auto":
+        name = "cuda" if available else "cpu"
+    if name.startswith("cuda"):
+        if not available:
+            raise UserError(f"--device {name}: this machine has no CUDA device; use --device cpu")
+        index = local_rank if local_rank is not None else int(name.partition(":")[2] or 0)
+        if index >= torch.cuda.device_count():
+            raise UserError(f"--device cuda:{index}: this machine has {torch.cuda.device_count()} CUDA device(s)")
+        return torch.device("cuda", index)
+    return torch.device("cpu")

@@ -1,0 +1,88 @@
+"""The science on one page: each named variant, and what it does to the Query and Key projections.
+
+A variant says, for each side (Q and K), where the matrix comes from and whether it trains. It is written in one
+grammar for flags, YAML, folder names and tables:
+
+    headwise                        both sides drawn head-wise orthogonal, frozen from birth
+    headwise+trained                the same matrices, trained like any other
+    q=headwise,k=normal+trained     only Q frozen
+
+V, the output projection, the feed-forward layers, norms and embeddings train in every variant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oelm.errors import UserError, known
+
+SOURCES = {
+    "normal": "Gaussian N(0, 0.02), GPT-2's own initialisation",
+    "headwise": "orthogonal within each head: the QR factor of a d_model × d_head Gaussian per head",
+    "global": "orthogonal as a whole: the QR factor of one d_model × d_model Gaussian",
+    "matched": "Gaussian N(0, 1/d_model): the scale of the orthogonal ones without their orthogonality",
+}
+
+NAMED = {
+    "baseline": "normal+trained",
+    "oelm_v2": "headwise",
+    "oelm_random": "normal",
+    "oelm_global": "global",
+    "oelm_matched": "matched",
+    "orthogonal_trainable": "headwise+trained",
+}
+
+TITLES = {
+    "baseline": "Baseline",
+    "oelm_v2": "OELM-Freeze",
+    "oelm_random": "OELM-Random",
+    "oelm_global": "OELM-Global",
+    "oelm_matched": "OELM-Matched",
+    "orthogonal_trainable": "Orthogonal, trained",
+}
+
+
+@dataclass(frozen=True)
+class Side:
+    """What happens to one of the two projections."""
+
+    source: str
+    trained: bool = False
+
+    def __str__(self) -> str:
+        return self.source + ("+trained" if self.trained else "")
+
+
+@dataclass(frozen=True)
+class Variant:
+    q: Side
+    k: Side
+
+    def __str__(self) -> str:
+        return str(self.q) if self.q == self.k else f"q={self.q},k={self.k}"
+
+
+def parse(text: str) -> Variant:
+    """The variant that a name or a spec stands for."""
+    spec = NAMED.get(text, text)
+    if not spec.startswith("q="):
+        side = _parse_side(spec, text)
+        return Variant(side, side)
+    q, separator, k = spec.removeprefix("q=").partition(",k=")
+    if not separator:
+        raise UserError(f"variant {text!r} names Q alone; write q=…,k=…")
+    return Variant(_parse_side(q, text), _parse_side(k, text))
+
+
+def title(text: str) -> str:
+    """How a variant is shown to people."""
+    return TITLES.get(text, text)
+
+
+def _parse_side(spec: str, whole: str) -> Side:
+    source, *parts = spec.split("+")
+    if source not in SOURCES:
+        known("variant", whole, [*NAMED, *(f"{name}[+trained]" for name in SOURCES)])
+    if unknown := [part for part in parts if part != "trained"]:
+        raise UserError(f"variant {whole!r}: unknown part {unknown[0]!r}; a source may be followed by +trained")
+    return Side(source, trained="trained" in parts)
