@@ -1,11 +1,11 @@
 """What it costs, and what it saves, to freeze a transformer's Query and Key projections.
 
-    import oelm
+import oelm
 
-    oelm.prepare("storybook")
-    runs = [oelm.train(preset="nano", model_type=name, max_steps=300) for name in ("baseline", "oelm_v2")]
-    print(oelm.compare(runs))
-    print(oelm.sample(runs, prompt="One day"))
+oelm.prepare("storybook")
+runs = [oelm.train(preset="nano", model_type=name, max_steps=300) for name in ("baseline", "oelm_v2")]
+print(oelm.compare(runs))
+print(oelm.sample(runs, prompt="One day"))
 """
 
 from __future__ import annotations

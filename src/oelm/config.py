@@ -34,9 +34,9 @@ class Model:
     """Tokens in the vocabulary. 0: as many as the corpus's tokenizer has."""
     d_model: int = 64
     """Width of the residual stream."""
-    num_layers: int = 4
+    num_layers: int = 2
     """Transformer blocks."""
-    num_heads: int = 4
+    num_heads: int = 2
     """Attention heads per block; must divide d_model."""
     d_ff: int = 256
     """Width of the feed-forward layer."""
@@ -110,9 +110,9 @@ class Operation:
     """Threads that gather batches ahead of the step. 0: gather when needed."""
     log_interval: int = 10
     """Steps between two lines of metrics."""
-    val_interval: int = 100
+    val_interval: int = 500
     """Steps between two validations."""
-    save_interval: int = 500
+    save_interval: int = 1000
     """Steps between two checkpoints."""
 
 
@@ -206,7 +206,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "nano": {"d_model": 64, "num_layers": 4, "num_heads": 4, "d_ff": 256, "seq_len": 128},
+    "nano": {"d_model": 64, "num_layers": 2, "num_heads": 2, "d_ff": 256, "seq_len": 128, "positions": "rope"},
     "mini": {"d_model": 256, "num_layers": 4, "num_heads": 4, "d_ff": 1024, "seq_len": 256},
     "medium-512": {
         "vocab_size": 50257,

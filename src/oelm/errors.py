@@ -1,4 +1,4 @@
-"""The two ways in which a command ends badly, each with one line for the person who typed it."""
+"""The ways in which a command ends before its end, each with one line for the person who typed it."""
 
 import difflib
 from collections.abc import Iterable
@@ -10,6 +10,14 @@ class UserError(Exception):
 
 class RunFailedError(Exception):
     """A run that was set up properly broke down on the way, such as by a loss that is not finite. Exit code 1."""
+
+
+class InterruptedRunError(Exception):
+    """A run was asked to stop, and has saved what it needs to go on. Exit code 128 + the signal's number."""
+
+    def __init__(self, message: str, signal: int) -> None:
+        super().__init__(message)
+        self.signal = signal
 
 
 def known(kind: str, name: str, names: Iterable[str]) -> str:

@@ -23,7 +23,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -202,10 +202,8 @@ class Heart:
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_SECONDS):
-            try:
+            with suppress(OSError):  # a full disk must not kill the heart; the training thread meets it and says so
                 self._write()
-            except OSError:
-                pass  # a full disk must not kill the heart; the training thread meets it and says so
 
     def _write(self) -> None:
         with self._lock:

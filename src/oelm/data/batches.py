@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,10 +124,8 @@ def _read_cache(folder: Path) -> dict[str, Any]:
 
 
 def _write_cache(folder: Path, cache: dict[str, Any]) -> None:
-    try:
+    with suppress(OSError):  # a read-only corpus is verified each time
         (folder / HASH_CACHE).write_text(json.dumps(cache))
-    except OSError:
-        pass  # a read-only corpus is verified each time
 
 
 @dataclass(frozen=True)

@@ -41,13 +41,11 @@ class HubCorpus:
         import datasets
 
         try:
-            rows = datasets.load_dataset(
-                self.path, self.name, split="train", revision=self.revision, streaming=True
-            )
+            rows = datasets.load_dataset(self.path, self.name, split="train", revision=self.revision, streaming=True)
             yield from self.join(row["text"] for row in rows)
-        except (OSError, datasets.exceptions.DatasetsError) as error:  # the library's network errors are OSErrors
-            raise self._unreachable(error) from error
-        except RuntimeError as error:  # httpx: the client was closed by an error before
+        # Network errors reach us as OSError, or as RuntimeError from a client closed by one; a dataset that is gone
+        # or has changed its layout as ValueError.
+        except (OSError, RuntimeError, ValueError) as error:
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: Exception) -> UserError:
@@ -91,7 +89,9 @@ def find_files(sources: Iterable[Path]) -> list[Path]:
         if source.is_dir():
             inside = sorted(p for p in source.rglob("*") if p.is_file() and p.name.endswith(SUFFIXES))
             if not inside:
-                raise UserError(f"--source {source} holds no file that ends in {', '.join(FORMATS)} (or .xz, .gz, .zst)")
+                raise UserError(
+                    f"--source {source} holds no file that ends in {', '.join(FORMATS)} (or .xz, .gz, .zst)"
+                )
             files += inside
         elif not source.exists():
             raise UserError(f"--source {source}: no such file or folder")
@@ -105,15 +105,22 @@ def find_files(sources: Iterable[Path]) -> list[Path]:
 def read_files(files: Iterable[Path], text_field: str = "text") -> Documents:
     """The documents of all files, one after the other."""
     import pyarrow as pa
-    import zstandard
 
     for path in files:
         try:
             yield from _read_file(path, text_field)
         except UnicodeDecodeError as error:
             raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start} of a block)") from None
-        except (EOFError, lzma.LZMAError, zstandard.ZstdError, gzip.BadGzipFile, pa.ArrowInvalid) as error:
-            raise UserError(f"{path} is damaged or cut short: {' '.join(str(error).split())}") from None
+        except (EOFError, lzma.LZMAError, pa.ArrowException) as error:
+            raise _damaged(path, error) from None
+        except OSError as error:
+            if error.errno:  # the system's word, such as "permission denied"
+                raise
+            raise _damaged(path, error) from None  # a decompressor's
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path} is damaged or cut short: {' '.join(str(error).split())}")
 
 
 def _read_file(path: Path, text_field: str) -> Documents:
@@ -132,9 +139,9 @@ def _open(path: Path) -> IO[bytes]:
     if path.suffix == ".gz":
         return cast(IO[bytes], gzip.open(path))
     if path.suffix == ".zst":
-        import zstandard
+        import pyarrow as pa
 
-        return cast(IO[bytes], zstandard.open(path, "rb"))
+        return cast(IO[bytes], pa.input_stream(str(path), compression="zstd"))
     return path.open("rb")
 
 

@@ -27,7 +27,15 @@ HIDING = ["behind the door", "inside an old boot", "on top of the shelf", "under
           "in a hollow tree", "between two rocks", "below the stairs"]  # fmt: skip
 SKILLS = ["climb trees", "dance", "draw", "fly a kite", "juggle", "paint", "play chess", "read", "ride a bike", "sew",
           "sing", "skip rope", "swim", "tell jokes", "tie knots", "whistle"]  # fmt: skip
-OPENINGS = ["Once upon a time", "One day", "Long ago", "One morning", "Last summer", "One cold winter", "Many years ago"]
+OPENINGS = [
+    "Once upon a time",
+    "One day",
+    "Long ago",
+    "One morning",
+    "Last summer",
+    "One cold winter",
+    "Many years ago",
+]
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,10 @@ class SmallBpe:
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         self._inner = inner
         self.vocab_size = inner.get_vocab_size()
-        self.end_of_text: int = inner.token_to_id(END_OF_TEXT)
+        end = inner.token_to_id(END_OF_TEXT)
+        if end is None:
+            raise ValueError(f"it has no token {END_OF_TEXT}")
+        self.end_of_text = end
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> SmallBpe:

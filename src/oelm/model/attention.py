@@ -33,9 +33,7 @@ class Attention(nn.Module):
 
     def project(self, x: Tensor, rotation: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """(batch, time, d_model) → q, k, v of (batch, heads, time, d_head), positions rotated in."""
-        q, k, v = (
-            side(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2) for side in (self.q, self.k, self.v)
-        )
+        q, k, v = (side(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2) for side in (self.q, self.k, self.v))
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         return q, k, v

@@ -8,7 +8,13 @@ from oelm.model.gpt import GPT
 
 @torch.no_grad()
 def generate(
-    model: GPT, prompt: list[int], count: int, temperature: float, top_k: int, seed: int, stop: int | None = None
+    model: GPT,
+    prompt: list[int],
+    count: int,
+    temperature: float,
+    top_k: int,
+    seed: int,
+    stop: int | None = None,
 ) -> list[int]:
     """The prompt and up to `count` tokens after it; ends early at the token `stop`.
 

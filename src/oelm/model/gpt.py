@@ -42,7 +42,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, rotation: Tensor | None) -> Tensor:
         x = x + self.dropout(self.attention(self.norm1(x), rotation))
-        return x + self.dropout(self.mlp(self.norm2(x)))
+        out: Tensor = x + self.dropout(self.mlp(self.norm2(x)))
+        return out
 
 
 class GPT(nn.Module):

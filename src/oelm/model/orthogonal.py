@@ -17,7 +17,8 @@ def orthonormal_columns(rows: int, columns: int, generator: Generator) -> Tensor
     gaussian = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
     q, r = torch.linalg.qr(gaussian)
     # QR leaves each column's sign to the implementation; R's diagonal made positive fixes it and makes q Haar.
-    return q * torch.where(r.diagonal() < 0, -1.0, 1.0)
+    signs = torch.where(r.diagonal() < 0, -1.0, 1.0)
+    return torch.mul(q, signs)
 
 
 def headwise(d_model: int, num_heads: int, generator: Generator) -> Tensor:
@@ -34,12 +35,12 @@ def global_orthogonal(d_model: int, num_heads: int, generator: Generator) -> Ten
 
 def matched(d_model: int, num_heads: int, generator: Generator) -> Tensor:
     """Gaussian rows of norm one on average, as the orthogonal rows have exactly."""
-    return torch.randn(d_model, d_model, generator=generator) * d_model**-0.5
+    return torch.randn(d_model, d_model, generator=generator).mul(d_model**-0.5)
 
 
 def normal(d_model: int, num_heads: int, generator: Generator) -> Tensor:
     """GPT-2's initialisation, whatever the width."""
-    return torch.randn(d_model, d_model, generator=generator) * INIT_STD
+    return torch.randn(d_model, d_model, generator=generator).mul(INIT_STD)
 
 
 DRAW: dict[str, Callable[[int, int, Generator], Tensor]] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from oelm.errors import UserError
 from oelm.model.gpt import GPT
 from oelm.runfolder import RunFolder, read_json, write_json
-from oelm.train.checkpoint import load_weights, tensor_hash
+from oelm.training.checkpoint import load_weights, tensor_hash
 
 FILE = "freeze_audit.json"
 

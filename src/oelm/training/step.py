@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from oelm.config import RunConfig
 from oelm.data.batches import Tokens
 from oelm.model.gpt import GPT, tensor_seed
-from oelm.train.world import World
+from oelm.training.world import World
 
 MicroBatches = list[tuple[Tokens, Tokens]]
 

@@ -6,7 +6,7 @@ import math
 import time
 from dataclasses import dataclass
 
-from oelm.train.clock import formatted
+from oelm.training.clock import formatted
 
 
 @dataclass(frozen=True)

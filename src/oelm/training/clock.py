@@ -101,7 +101,7 @@ class StepTimer:
     def _mark(self) -> Any:
         if not self._cuda:
             return self._now()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 

@@ -17,7 +17,7 @@ from oelm.config import RunConfig, run_id
 from oelm.data.batches import Corpus
 from oelm.model.gpt import GPT
 from oelm.runfolder import FORMAT
-from oelm.train.step import Stepper
+from oelm.training.step import Stepper
 
 
 def manifest(config: RunConfig, corpus: Corpus, model: GPT) -> dict[str, Any]:
@@ -92,6 +92,9 @@ def git_state() -> dict[str, Any] | None:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
-        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "--", str(here)))}
+        return {
+            "commit": git("rev-parse", "HEAD"),
+            "changed": bool(git("status", "--porcelain", "--", str(here))),
+        }
     except (OSError, subprocess.SubprocessError):
         return None

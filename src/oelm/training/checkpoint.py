@@ -70,9 +70,7 @@ def save_best(folder: Path, model: nn.Module, step: int, loss: float) -> None:
         raise
 
 
-def newest(
-    folder: Path, say: Callable[[str], None], model: nn.Module, frozen_hashes: dict[str, str]
-) -> Path | None:
+def newest(folder: Path, say: Callable[[str], None], model: nn.Module, frozen_hashes: dict[str, str]) -> Path | None:
     """The newest checkpoint that can be used, passing over damaged ones aloud. None where there is none at all."""
     candidates = _by_age(folder)
     for path in candidates:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from oelm.data.batches import validation_windows
 from oelm.model.gpt import GPT
-from oelm.train.step import Stepper
+from oelm.training.step import Stepper
 
 # Logits held at once, in elements: as large as pays off on the device.
 LOGITS = {"cpu": 2**24, "cuda": 2**30}

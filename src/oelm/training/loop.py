@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from oelm.config import RunConfig, run_id
 from oelm.data.batches import Batches, Corpus, ahead, open_corpus
-from oelm.errors import RunFailedError, UserError
+from oelm.data.tokenizer import TOKENIZER_FILE, open_tokenizer
+from oelm.errors import InterruptedRunError, RunFailedError, UserError
 from oelm.model.generate import generate
 from oelm.model.gpt import GPT
 from oelm.runfolder import (
@@ -27,18 +28,17 @@ from oelm.runfolder import (
     append_line,
     cut_lines,
     locked,
-    read_json,
     write_json,
     write_whole,
 )
-from oelm.train import audit, checkpoint
-from oelm.train.clock import Clock, StepTimer, formatted
-from oelm.train.evaluate import diagnose, evaluate
-from oelm.train.manifest import manifest, session
-from oelm.train.observe import Observer, Progress
-from oelm.train.schedule import learning_rate
-from oelm.train.step import MicroBatches, Stepper, make_deterministic
-from oelm.train.world import World, joined
+from oelm.training import audit, checkpoint
+from oelm.training.clock import Clock, StepTimer, formatted
+from oelm.training.evaluate import diagnose, evaluate
+from oelm.training.manifest import manifest, session
+from oelm.training.observe import Observer, Progress
+from oelm.training.schedule import learning_rate
+from oelm.training.step import MicroBatches, Stepper, make_deterministic
+from oelm.training.world import World, joined
 
 
 def fit(config: RunConfig, observer: Observer | None = None, command: list[str] | None = None) -> RunFolder:
@@ -63,20 +63,9 @@ def fit(config: RunConfig, observer: Observer | None = None, command: list[str] 
                 if stopping or run.at(run.config.save_interval):
                     run.save()
                 if stopping:
-                    raise InterruptedRunError(run.folder.path, run.step, stop.number)
+                    raise run.interrupted(stop)
         run.finish()
         return run.folder
-
-
-class InterruptedRunError(Exception):
-    """The run was asked to stop, and has saved what it needs to go on."""
-
-    def __init__(self, folder: Path, step: int, number: int) -> None:
-        super().__init__(
-            f"stopped by {signal.Signals(number).name if number else 'another process'} after step {step}; "
-            f"everything is saved. To go on: oelm train --config {folder}/config.yaml --out_dir {folder}"
-        )
-        self.number = number
 
 
 @dataclass
@@ -136,6 +125,10 @@ class Run:
                 mine = self.folder.manifest()
             else:
                 audit.begin(self.folder, model)
+                if (
+                    tokenizer := self.corpus.folder / TOKENIZER_FILE
+                ).exists():  # so that the folder can be sampled from
+                    write_whole(self.folder.path / TOKENIZER_FILE, tokenizer.read_bytes())
             write_whole(self.folder.path / "config.yaml", self.config.to_yaml())
             write_json(self.folder.path / "manifest.json", mine)
         self.world.wait()
@@ -200,7 +193,8 @@ class Run:
             f"{str(self.stepper.precision).removeprefix('torch.')}"
             + (f", {self.world.size} processes" if self.world.size > 1 else ""),
             "run folder": str(self.folder.path),
-            "steps": f"{left:,} to go" + (f" after {self.step:,}" if self.step else "")
+            "steps": f"{left:,} to go"
+            + (f" after {self.step:,}" if self.step else "")
             + f", about {formatted(left * self.seconds_per_step)} of training by two trial steps",
         }
         if self.world.leads:
@@ -213,7 +207,13 @@ class Run:
     def remaining_batches(self) -> Iterator[MicroBatches]:
         config, world = self.config, self.world
         return ahead(
-            self.batches, self.step, config.max_steps, world.rank, world.size, config.accumulation, config.num_workers
+            self.batches,
+            self.step,
+            config.max_steps,
+            world.rank,
+            world.size,
+            config.accumulation,
+            config.num_workers,
         )
 
     def at(self, interval: int) -> bool:
@@ -316,6 +316,14 @@ class Run:
             return stop.number != 0
         return self.step % self.config.log_interval == 0 and self.world.sum([float(stop.number != 0)])[0] > 0
 
+    def interrupted(self, stop: StopSignal) -> InterruptedRunError:
+        number, path = stop.number or int(signal.SIGTERM), self.folder.path
+        return InterruptedRunError(
+            f"stopped by {signal.Signals(number).name} after step {self.step}; everything is saved. "
+            f"To go on: oelm train --config {path}/config.yaml --out_dir {path}",
+            number,
+        )
+
     # --- the end -------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
@@ -342,11 +350,9 @@ class Run:
 
     def fail(self, state: str, message: str) -> None:
         if self.heart is not None:
-            try:
+            with suppress(OSError):  # with a full disk the status cannot be written; its heartbeat then ends: "dead"
                 self.heart.end(state, message)
                 self.folder.log(f"{state}: {message}")
-            except OSError:
-                pass  # with a full disk the status cannot be written; its stale heartbeat then says "dead"
 
     def say(self, line: str) -> None:
         if self.world.leads:
@@ -371,8 +377,6 @@ class Run:
     def _write_sample(self) -> None:
         """Two hundred tokens from the finished model. A machine without the tokenizer goes without, and says so."""
         try:
-            from oelm.data.tokenizer import open_tokenizer
-
             tokenizer = open_tokenizer(self.corpus.meta["tokenizer"], self.corpus.folder)
         except (ImportError, UserError) as error:
             self.say(f"no sample written: {error}")

@@ -1,0 +1,210 @@
+"""Runs side by side: quality paired by seed, cost, and a word on everything that would make it unfair."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oelm import variants
+from oelm.analysis.stats import Estimate, estimate, verdict
+from oelm.config import RunConfig
+from oelm.errors import UserError
+from oelm.runfolder import RunFolder, read_json
+
+CRITERION = 1.05
+
+
+@dataclass(frozen=True)
+class Result:
+    """One finished run, as read from its folder."""
+
+    folder: RunFolder
+    config: RunConfig
+    manifest: dict[str, Any]
+    final: dict[str, Any]
+    timing: dict[str, Any]
+
+    @property
+    def loss(self) -> float:
+        return float(self.final["loss"])
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant: its runs over the seeds."""
+
+    model_type: str
+    seeds: tuple[int, ...]
+    parameters: dict[str, int]
+    loss: Estimate
+    gap: Estimate | None  # in log-perplexity, paired by seed; None for the baseline itself
+    verdict: str
+    step_time: float
+
+    @property
+    def ppl(self) -> float:
+        return math.exp(self.loss.mean)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    rows: tuple[Row, ...]
+    warnings: tuple[str, ...]
+    criterion: float
+
+    HEADINGS = ("variant", "trainable", "frozen", "total", "val loss", "PPL", "gap", "criterion", "ms/step")
+
+    def cells(self) -> list[tuple[str, ...]]:
+        """The table's rows as text, a cell per heading."""
+        return [
+            (
+                variants.title(row.model_type),
+                f"{row.parameters['trainable']:,}",
+                f"{row.parameters['frozen']:,}",
+                f"{row.parameters['total']:,}",
+                _with_interval(row.loss),
+                f"{row.ppl:.3f}",
+                "–" if row.gap is None else _percent(row.gap),
+                row.verdict,
+                f"{1000 * row.step_time:.2f}",
+            )
+            for row in self.rows
+        ]
+
+    def __str__(self) -> str:
+        lines = [self.HEADINGS, *self.cells()]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.HEADINGS))]
+        table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+        return "\n".join([*(line.rstrip() for line in table), *(f"note: {text}" for text in self.warnings)])
+
+
+def compare(folders: Sequence[RunFolder], criterion: float = CRITERION) -> Comparison:
+    """Compares finished runs with the baseline among them; refuses runs that were not given the same task."""
+    if criterion <= 0:
+        raise UserError(f"--criterion {criterion:g} must be above 0, such as 1.05")
+    results = [read_result(folder) for folder in folders]
+    if not results:
+        raise UserError("there is nothing to compare: name at least one run folder")
+    _refuse_other_tasks(results)
+    arms: dict[str, dict[int, Result]] = {}
+    for result in results:
+        arm = arms.setdefault(result.config.model_type, {})
+        if result.config.seed in arm:
+            twins = f"{arm[result.config.seed].folder.path} and {result.folder.path}"
+            raise UserError(f"{twins} are both {result.config.model_type} with seed {result.config.seed}")
+        arm[result.config.seed] = result
+    baseline = arms.get("baseline", {})
+    rows = [_row(name, arm, baseline, criterion) for name, arm in arms.items()]
+    return Comparison(tuple(rows), tuple(_warnings(results, arms)), criterion)
+
+
+def read_result(folder: RunFolder) -> Result:
+    config, manifest, final = folder.config(), folder.manifest(), folder.final_eval()
+    if final is None or folder.status()["state"] != "finished":
+        raise UserError(f"{folder.path} is not finished ({folder.status()['state']}); finish it or leave it out")
+    return Result(folder, config, manifest, final, read_json(folder.path / "timing_stats.json"))
+
+
+def _row(name: str, arm: dict[int, Result], baseline: dict[int, Result], criterion: float) -> Row:
+    paired = sorted(arm.keys() & baseline.keys())
+    gap = estimate([arm[seed].loss - baseline[seed].loss for seed in paired]) if paired else None
+    is_baseline = arm is baseline
+    first = next(iter(arm.values()))
+    times = sorted(float(result.timing["median_step_time"]) for result in arm.values())
+    return Row(
+        model_type=name,
+        seeds=tuple(sorted(arm)),
+        parameters=first.manifest["parameters"],
+        loss=estimate([result.loss for result in arm.values()]),
+        gap=None if is_baseline else gap,
+        verdict="–" if is_baseline or gap is None else verdict(gap, criterion),
+        step_time=times[len(times) // 2],
+    )
+
+
+def _refuse_other_tasks(results: list[Result]) -> None:
+    """Runs are comparable only if they learnt from the same bytes, saw as many tokens and were scored on the same."""
+
+    def task(result: Result) -> dict[str, Any]:
+        hashes = result.manifest["data"]["sha256"]
+        return {
+            "training data": hashes["train"][:12],
+            "validation data": hashes["val"][:12],
+            "tokens seen": result.final["tokens_seen"],
+            "validation tokens scored": result.final["tokens_scored"],
+            "sequence length": result.config.seq_len,
+        }
+
+    first = results[0]
+    for other in results[1:]:
+        for what, value in task(first).items():
+            if task(other)[what] != value:
+                raise UserError(
+                    f"cannot compare {first.folder.path} with {other.folder.path}: "
+                    f"{what} differ ({value} against {task(other)[what]})"
+                )
+
+
+def _warnings(results: list[Result], arms: dict[str, dict[int, Result]]) -> list[str]:
+    warnings = []
+    if "baseline" not in arms:
+        warnings.append("no baseline among the runs: no gap can be given")
+    rates = {name: sorted({result.config.max_lr for result in arm.values()}) for name, arm in arms.items()}
+    if len({tuple(rate) for rate in rates.values()}) > 1:
+        listed = ", ".join(f"{name} {'/'.join(f'{r:g}' for r in rate)}" for name, rate in rates.items())
+        warnings.append(f"the variants ran at different learning rates: {listed}")
+    unsearched = [
+        name for name, arm in arms.items() if any(not r.manifest["learning_rate"]["grid"] for r in arm.values())
+    ]
+    if unsearched:
+        warnings.append(f"learning rate not tuned for: {', '.join(unsearched)}")
+    budgets = {r.manifest["learning_rate"]["budget_steps"] for r in results}
+    if len(budgets) > 1:
+        warnings.append(f"the variants had unequal tuning budgets: {', '.join(map(str, sorted(budgets)))} steps")
+    differing = _differing_fields(results)
+    if differing:
+        warnings.append(f"the runs differ in more than the variant: {', '.join(differing)}")
+    if all(len(arm) == 1 for arm in arms.values()):
+        warnings.append("one seed per variant: no interval can be given, and small gaps mean nothing")
+    for name, arm in arms.items():
+        if "baseline" in arms and not arm.keys() & arms["baseline"].keys():
+            warnings.append(f"{name} shares no seed with the baseline: no gap can be given")
+    return warnings
+
+
+def _differing_fields(results: list[Result]) -> list[str]:
+    meant = {"model_type", "seed", "max_lr", "min_lr"}
+    identities = [result.config.identity() for result in results]
+    return [name for name in identities[0] if name not in meant and len({repr(i[name]) for i in identities}) > 1]
+
+
+def _with_interval(value: Estimate) -> str:
+    if value.low is None:
+        return f"{value.mean:.4f}"
+    return f"{value.mean:.4f} ± {value.mean - value.low:.4f}"
+
+
+def _percent(gap: Estimate) -> str:
+    def as_percent(log_ratio: float) -> str:
+        return f"{100 * math.expm1(log_ratio):+.1f} %"
+
+    if gap.low is None or gap.high is None:
+        return as_percent(gap.mean)
+    return f"{as_percent(gap.mean)} ({as_percent(gap.low)} … {as_percent(gap.high)})"
+
+
+def find_runs(paths: Sequence[str | Path]) -> list[RunFolder]:
+    """The run folders that paths name: each path itself, or all those below it."""
+    found: list[RunFolder] = []
+    for path in map(Path, paths):
+        if (path / "manifest.json").exists():
+            found.append(RunFolder(path))
+            continue
+        below = sorted(manifest.parent for manifest in path.rglob("manifest.json"))
+        if not below:
+            raise UserError(f"{path} is no run folder, and there is none below it")
+        found += [RunFolder(folder) for folder in below]
+    return found

@@ -1,0 +1,48 @@
+"""The verbs as functions, for a notebook: what `import oelm` offers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from oelm import sampling, terminal
+from oelm.analysis import compare as comparison
+from oelm.analysis.compare import CRITERION, Comparison, find_runs
+from oelm.config import RunConfig
+from oelm.data import prepare as preparation
+from oelm.runfolder import RunFolder
+from oelm.training.loop import fit
+
+Runs = str | Path | RunFolder | Sequence[str | Path | RunFolder]
+
+
+def prepare(name: str, source: str | Path | Iterable[str | Path] = (), **options: Any) -> Path:
+    """Prepares a corpus, like `oelm prepare`, and returns its folder."""
+    sources = [source] if isinstance(source, str | Path) else list(source)
+    with terminal.preparing(name) as on_progress:
+        return preparation.prepare(name, sources, on_progress=on_progress, **options)
+
+
+def train(config: str | Path | None = None, **fields: Any) -> RunFolder:
+    """Trains a run, like `oelm train`, and returns its folder. Fields are those of oelm.RunConfig."""
+    return fit(RunConfig.make(config, **fields), terminal.observer())
+
+
+def compare(runs: Runs, criterion: float = CRITERION) -> Comparison:
+    """Compares finished runs with the baseline among them; print() shows the table."""
+    return comparison.compare(_folders(runs), criterion)
+
+
+def sample(runs: Runs, prompt: str = "", **options: Any) -> str:
+    """Text from a run; from several, one after the other under their names."""
+    folders = _folders(runs)
+    texts = [sampling.sample(folder, prompt, **options) for folder in folders]
+    if len(texts) == 1:
+        return texts[0]
+    return "\n\n".join(f"[{folder.path}]\n{text}" for folder, text in zip(folders, texts, strict=True))
+
+
+def _folders(runs: Runs) -> list[RunFolder]:
+    several = [runs] if isinstance(runs, str | Path | RunFolder) else list(runs)
+    return find_runs([run.path if isinstance(run, RunFolder) else run for run in several])

@@ -1,0 +1,274 @@
+"""The command line: one function per verb, no logic."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
+
+import tyro
+from tyro.conf import Positional
+
+from oelm import __version__
+from oelm.config import Model, Operation, RunConfig, Training
+from oelm.errors import InterruptedRunError, RunFailedError, UserError, known
+
+
+def prepare(
+    name: Positional[str],
+    source: tuple[str, ...] = (),
+    data_dir: str = "data",
+    val_fraction: float | None = None,
+    test_fraction: float | None = None,
+    max_tokens: int | None = None,
+    text_field: str = "text",
+    overwrite: bool = False,
+) -> None:
+    """Turn text into tokens: data/NAME with train.bin, val.bin, test.bin and meta.json.
+
+    NAME is storybook (built in), tinystories, openwebtext or wikitext103 (from the Hugging Face hub); or any name you
+    like, with --source for your own text. Which split a document goes to depends on its content alone.
+
+    Args:
+        name: The corpus.
+        source: Files or folders of your own: .txt (documents separated by lines with <|endoftext|>), .jsonl or
+            .parquet, plain or compressed as .xz, .gz or .zst.
+        data_dir: Where prepared corpora are kept.
+        val_fraction: Share of the documents held out for validation. None: 0.02 (hub corpora 0.01, openwebtext 0.001).
+        test_fraction: Share of the documents held out for the final test. None: as val_fraction's default.
+        max_tokens: Stop before the document that would exceed this many tokens in all.
+        text_field: The field of .jsonl or the column of .parquet that holds the text.
+        overwrite: Replace a corpus of this name that was prepared otherwise.
+    """
+    from oelm.api import prepare as run
+
+    folder = run(
+        name,
+        source,
+        data_dir=data_dir,
+        val_fraction=val_fraction,
+        test_fraction=test_fraction,
+        max_tokens=max_tokens,
+        text_field=text_field,
+        overwrite=overwrite,
+    )
+    from oelm.info import corpus_line
+
+    print(corpus_line(folder))
+
+
+@dataclass(frozen=True)
+class RunFlags:
+    """Train one run. It says first what will run; run again, it goes on where it stopped.
+
+    Every field is a flag. What no flag says comes from --config, then --preset, then --recipe. Over several processes:
+    torchrun --nproc_per_node=2 -m oelm train …
+    """
+
+    model: Model = field(default_factory=Model)
+    training: Training = field(default_factory=Training)
+    operation: Operation = field(default_factory=Operation)
+    config: str | None = None
+    """YAML file of fields; the config.yaml of a run folder is one."""
+
+
+@dataclass(frozen=True)
+class InfoFlags(RunFlags):
+    """Say what a run would be, without running it: parameters, FLOPs per step by part, memory, what freezing saves."""
+
+    json: bool = False
+    """Print JSON instead of tables."""
+
+
+def train(arguments: list[str]) -> None:
+    _, config = _run_config(RunFlags, arguments, "oelm train")
+    from oelm import terminal
+    from oelm.training.loop import fit
+
+    fit(config, terminal.observer(), command=["oelm", "train", *arguments])
+
+
+def info(arguments: list[str]) -> None:
+    flags, config = _run_config(InfoFlags, arguments, "oelm info")
+    from oelm.info import show
+
+    show(config, as_json=flags.json)
+
+
+def sample(
+    runs: Positional[tuple[str, ...]],
+    prompt: str = "",
+    tokens: int = 200,
+    temperature: float = 0.8,
+    top_k: int = 50,
+    seed: int = 0,
+    best: bool = False,
+) -> None:
+    """Generate text from one run, or from several side by side.
+
+    Args:
+        runs: Run folders, or folders with run folders below them.
+        prompt: What the text begins with.
+        tokens: How many tokens to add at the most.
+        temperature: 0 always takes the likeliest token; higher is wilder.
+        top_k: Choose among this many likeliest tokens.
+        seed: Seed of the draws; the same for all runs.
+        best: Take the weights of the best validation instead of the last ones.
+    """
+    from oelm import terminal
+    from oelm.analysis.compare import find_runs
+    from oelm.sampling import sample as run
+
+    folders = find_runs(runs)
+    texts = [run(folder, prompt, tokens, temperature, top_k, seed, best) for folder in folders]
+    terminal.side_by_side([str(folder.path) for folder in folders], texts)
+
+
+def compare(runs: Positional[tuple[str, ...]], criterion: float = 1.05) -> None:
+    """Compare finished runs with the baseline among them; refuses runs that were not given the same task.
+
+    Args:
+        runs: Run folders, or folders with run folders below them.
+        criterion: Largest perplexity that counts as a success, as a multiple of the baseline's.
+    """
+    from oelm import terminal
+    from oelm.analysis.compare import compare as run
+    from oelm.analysis.compare import find_runs
+
+    terminal.show(run(find_runs(runs), criterion))
+
+
+def audit(runs: Positional[tuple[str, ...]]) -> None:
+    """Prove that frozen matrices stayed frozen: compare their bytes at birth, in every checkpoint and at the end.
+
+    Args:
+        runs: Run folders, or folders with run folders below them.
+    """
+    from oelm import terminal
+    from oelm.analysis.compare import find_runs
+    from oelm.training.audit import findings
+
+    for folder in find_runs(runs):
+        terminal.show_audit(str(folder.path), findings(folder))
+
+
+def demo(data_dir: str = "data", out_dir: str = "outputs/demo") -> None:
+    """Train three small variants on the built-in corpus and compare them: a few minutes on two cores.
+
+    Args:
+        data_dir: Where prepared corpora are kept.
+        out_dir: Where the three run folders and the plot go.
+    """
+    from oelm.demo import demo as run
+
+    run(data_dir, out_dir)
+
+
+def _by_signature(verb: Callable[..., None]) -> Callable[[list[str]], None]:
+    return lambda arguments: tyro.cli(verb, args=arguments, prog=f"oelm {verb.__name__}")
+
+
+VERBS: dict[str, tuple[Callable[[list[str]], None], str]] = {
+    "demo": (_by_signature(demo), "train three small variants and compare them, from nothing, in minutes"),
+    "prepare": (_by_signature(prepare), "turn text into tokens: built-in, from the hub, or your own"),
+    "info": (info, "say what a run would be: parameters, FLOPs, memory, what freezing saves"),
+    "train": (train, "train one run, or go on with it"),
+    "compare": (_by_signature(compare), "set finished runs beside their baseline"),
+    "sample": (_by_signature(sample), "generate text from runs, side by side"),
+    "audit": (_by_signature(audit), "prove that frozen matrices stayed frozen"),
+}
+
+HELP = """usage: oelm VERB [OPTIONS]
+
+What it costs, and what it saves, to freeze a transformer's Query and Key projections.
+
+{verbs}
+
+  oelm VERB --help   says what a verb takes
+  oelm --version     prints the version
+  --debug            anywhere: show the traceback of an error"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    sys.exit(_run(arguments, debug))
+
+
+def _run(arguments: list[str], debug: bool) -> int:
+    """Runs a verb; an error becomes one line and an exit code."""
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(HELP.format(verbs="\n".join(f"  {name:<9} {line}" for name, (_, line) in VERBS.items())))
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(f"oelm {__version__}")
+        return 0
+    try:
+        verb, _ = VERBS[known("verb", arguments[0], VERBS)]
+        verb(arguments[1:])
+        return 0
+    except BaseException as error:
+        if debug:
+            traceback.print_exc()
+        return _explain(error)
+
+
+def _explain(error: BaseException) -> int:
+    """Says what went wrong, once for all processes, and returns the exit code. What is a bug of ours is raised."""
+    code, message = _judge(error)
+    if message and os.environ.get("RANK", "0") == "0":
+        print(f"oelm: {message}", file=sys.stderr)
+    return code
+
+
+def _judge(error: BaseException) -> tuple[int, str]:
+    if isinstance(error, UserError):
+        return 2, str(error)
+    if isinstance(error, RunFailedError):
+        return 1, str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return 130, "interrupted"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return (
+            2,
+            f"no space left on the disk ({error.filename or 'while writing'}); free some and run it again",
+        )
+    if isinstance(error, PermissionError):
+        return 2, f"{error.filename}: permission denied"
+    if isinstance(error, BrokenPipeError):
+        return 1, ""
+    if isinstance(error, InterruptedRunError):
+        return 128 + error.signal, str(error)
+    raise error
+
+
+F = TypeVar("F", bound=RunFlags)
+
+
+def _run_config(kind: type[F], arguments: list[str], prog: str) -> tuple[F, RunConfig]:
+    """Parses the flags of a run over the defaults that --config, --preset and --recipe among them set."""
+    layers = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("config", "preset", "recipe"):
+        layers.add_argument(f"--{name}")
+    given = {name: value for name, value in vars(layers.parse_known_args(arguments)[0]).items() if value is not None}
+    base = RunConfig.make(given.pop("config", None), **given)
+
+    def section(part: type[Any]) -> Any:
+        return part(**{f.name: getattr(base, f.name) for f in fields(part)})
+
+    defaults = kind(section(Model), section(Training), section(Operation))
+    flags = tyro.cli(
+        kind,
+        args=arguments,
+        default=defaults,
+        prog=prog,
+        config=(tyro.conf.OmitArgPrefixes,),
+        use_underscores=True,
+    )
+    return flags, RunConfig(**asdict(flags.model), **asdict(flags.training), **asdict(flags.operation))

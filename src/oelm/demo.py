@@ -1,0 +1,59 @@
+"""`oelm demo`: from nothing to a comparison of three variants, on a CPU, in a few minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from oelm import terminal
+from oelm.analysis.compare import compare
+from oelm.analysis.plots import validation_curves
+from oelm.config import RunConfig
+from oelm.data import prepare as preparation
+from oelm.runfolder import RunFolder
+from oelm.sampling import sample
+from oelm.training.loop import fit
+from oelm.variants import title
+
+VARIANTS = ("baseline", "oelm_v2", "oelm_random")
+STEPS = 900
+LEARNING_RATE = 6e-3
+PROMPT = "One day, Nina"
+
+
+def demo(data_dir: str = "data", out_dir: str = "outputs/demo", steps: int = STEPS) -> None:
+    """Tells the storybook, trains three variants on it, compares them. What is done already is not done again."""
+    print("1. The corpus: stories told from a seed")
+    with terminal.preparing("storybook") as on_progress:
+        data = preparation.prepare("storybook", data_dir=data_dir, on_progress=on_progress)
+    print(f"   {data}\n")
+    folders = [_train(number, name, data, Path(out_dir), steps) for number, name in enumerate(VARIANTS, start=2)]
+    print("5. The comparison\n")
+    terminal.show(compare(folders))
+    curves = validation_curves(folders, Path(out_dir) / "validation.png")
+    print("\nThe run folders, with everything that was measured:")
+    for folder in folders:
+        print(f"   {folder.path}")
+    print(f"The validation curves:\n   {curves}")
+    for folder in folders[:2]:
+        path = folder.path / "samples" / "demo.txt"
+        text = path.read_text() if path.exists() else sample(folder, PROMPT, tokens=120)
+        path.write_text(text)
+        print(f'A sample from {title(folder.config().model_type)}, prompted with "{PROMPT}" ({path}):')
+        print(f"   {text}")
+
+
+def _train(number: int, name: str, data: Path, out_dir: Path, steps: int) -> RunFolder:
+    print(f"{number}. {title(name)}")
+    config = RunConfig.make(
+        preset="nano",
+        model_type=name,
+        data_path=str(data),
+        out_dir=str(out_dir / name / "seed-0"),
+        max_steps=steps,
+        max_lr=LEARNING_RATE,
+        val_interval=max(1, steps // 9),
+        device="cpu",
+    )
+    folder = fit(config, terminal.observer())
+    print()
+    return folder

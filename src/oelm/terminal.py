@@ -1,0 +1,134 @@
+"""What a person sees in a terminal: live bars and tables by rich; plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, SpinnerColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from oelm.analysis.compare import Comparison
+from oelm.data import prepare
+from oelm.errors import RunFailedError
+from oelm.training.audit import Finding
+from oelm.training.clock import formatted
+from oelm.training.observe import Lines, Observer, Progress
+
+PLAIN_EVERY = 20_000_000  # tokens between two plain lines of `prepare`
+
+
+def observer() -> Observer:
+    """A live display on a terminal, lines elsewhere."""
+    return Live() if Console().is_terminal else Lines()
+
+
+class Live(Observer):
+    """A table of what will run, then one bar that stays in place."""
+
+    def __init__(self) -> None:
+        self._console = Console()
+        self._bar: Bar | None = None
+
+    def announce(self, facts: dict[str, str]) -> None:
+        grid = Table.grid(padding=(0, 2))
+        for name, value in facts.items():
+            grid.add_row(f"[dim]{name}[/dim]", value)
+        self._console.print(grid)
+
+    def progress(self, progress: Progress) -> None:
+        if self._bar is None:
+            self._bar = Bar(
+                TextColumn("step {task.completed:,}/{task.total:,}"),
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[details]}"),
+                console=self._console,
+            )
+            self._bar.add_task("", total=progress.max_steps, details="")
+            self._bar.start()
+        details = [f"loss {progress.loss:.4f}", progress.validation()]
+        details += [f"{progress.tokens_per_second:,.0f} tok/s", f"{formatted(progress.seconds_left)} left"]
+        self._bar.update(self._bar.task_ids[0], completed=progress.step, details="  ".join(filter(None, details)))
+
+    def note(self, line: str) -> None:
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+@contextmanager
+def preparing(name: str) -> Iterator[Callable[[prepare.Progress], None]]:
+    """Shows how a preparation gets on; yields what it is to call after each chunk."""
+    console = Console()
+    if not console.is_terminal:
+        due = PLAIN_EVERY
+
+        def print_line(progress: prepare.Progress) -> None:
+            nonlocal due
+            if progress.tokens >= due:
+                print(_prepared(name, progress), flush=True)
+                due = progress.tokens + PLAIN_EVERY
+
+        yield print_line
+        return
+    with Bar(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as bar:
+        task = bar.add_task(f"{name}: opening the corpus", total=None)
+        yield lambda progress: bar.update(task, description=_prepared(name, progress))
+
+
+def _prepared(name: str, progress: prepare.Progress) -> str:
+    return (
+        f"{name}: {progress.documents:,} documents, {progress.tokens:,} tokens, "
+        f"{progress.tokens_per_second:,.0f} tokens/s"
+    )
+
+
+def show(comparison: Comparison) -> None:
+    """The comparison as a table, with its notes below."""
+    console = Console()
+    if not console.is_terminal:
+        print(comparison)
+        return
+    table = Table(box=None, header_style="bold")
+    for i, heading in enumerate(comparison.HEADINGS):
+        table.add_column(heading, justify="left" if i == 0 else "right")
+    for row in comparison.cells():
+        table.add_row(*row)
+    console.print(table)
+    for warning in comparison.warnings:
+        console.print(f"[dim]note: {warning}[/dim]")
+    sys.stdout.flush()
+
+
+def side_by_side(names: list[str], texts: list[str]) -> None:
+    """Texts in columns on a terminal, one after the other elsewhere."""
+    console = Console()
+    if len(texts) == 1:
+        print(texts[0])
+    elif not console.is_terminal:
+        print("\n\n".join(f"[{name}]\n{text}" for name, text in zip(names, texts, strict=True)))
+    else:
+        table = Table(*names, box=None, padding=(0, 2), header_style="bold")
+        table.add_row(*(Text(text) for text in texts))
+        console.print(table)
+
+
+def show_audit(run: str, findings: list[Finding]) -> None:
+    """What the audit of a run found; a matrix that changed is an error."""
+    changed = [finding for finding in findings if not finding.intact]
+    matrices = {finding.matrix for finding in findings}
+    places = list(dict.fromkeys(finding.place for finding in findings))
+    if changed:
+        listed = "; ".join(f"{finding.matrix} in {finding.place}" for finding in changed)
+        raise RunFailedError(f"{run}: NOT frozen: {listed}")
+    if not matrices:
+        print(f"{run}: nothing is frozen in this run")
+    else:
+        print(f"{run}: {len(matrices)} frozen matrices, bit-identical to their birth in {', '.join(places)}")

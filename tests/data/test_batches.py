@@ -1,0 +1,144 @@
+"""Batches: a pure function of seed and step; corpora that are what they say they are."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oelm.data import batches
+from oelm.data.batches import Batches, ahead, open_corpus, validation_windows
+from oelm.errors import UserError
+
+
+def make(seed: int = 0, batch_size: int = 8, count: int = 1000, seq_len: int = 10) -> Batches:
+    return Batches(np.arange(count, dtype=np.uint16), seq_len, batch_size, seed)
+
+
+@given(st.integers(0, 2**40), st.integers(0, 500))
+def test_a_batch_depends_on_seed_and_step_alone(seed: int, step: int) -> None:
+    fresh = make(seed).batch(step)
+    used = make(seed)
+    for other in (step + 3, 0, step + 100):
+        used.batch(other)
+    np.testing.assert_array_equal(used.batch(step)[0], fresh[0])
+
+
+@given(st.integers(0, 100), st.sampled_from([(1, 1), (1, 4), (2, 2), (4, 1), (8, 1), (2, 4)]))
+def test_ranks_and_micro_steps_share_the_batch_out(step: int, cut: tuple[int, int]) -> None:
+    world, accumulation = cut
+    whole = make().batch(step)[0]
+    parts = [make().share(step, rank, world, accumulation) for rank in range(world)]
+    pieces = [parts[rank][micro][0] for micro in range(accumulation) for rank in range(world)]
+    np.testing.assert_array_equal(np.concatenate(pieces), whole)
+
+
+def test_an_epoch_visits_every_window_once_and_the_next_in_another_order() -> None:
+    data = make(batch_size=9)  # 99 windows: 11 steps an epoch
+    epochs = [np.concatenate([data.batch(step)[0][:, 0] for step in range(11 * e, 11 * (e + 1))]) for e in range(3)]
+    for starts in epochs:
+        assert sorted(starts.tolist()) == list(range(0, 990, 10))
+    assert epochs[0].tolist() != epochs[1].tolist() != epochs[2].tolist()
+
+
+def test_targets_are_the_next_tokens() -> None:
+    inputs, targets = make().batch(5)
+    np.testing.assert_array_equal(targets, inputs + 1)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_gathering_ahead_changes_nothing(workers: int) -> None:
+    data = make()
+    gathered = list(ahead(data, 3, 20, 0, 2, 2, workers))
+    assert len(gathered) == 17
+    for step, parts in enumerate(gathered, start=3):
+        for part, expected in zip(parts, data.share(step, 0, 2, 2), strict=True):
+            np.testing.assert_array_equal(part[0], expected[0])
+
+
+@given(st.integers(2, 500), st.integers(1, 60), st.one_of(st.none(), st.integers(1, 600)))
+def test_validation_scores_every_token_once(count: int, seq_len: int, limit: int | None) -> None:
+    windows = validation_windows(np.arange(count), seq_len, limit)
+    scored = [target for start, length in windows for target in range(start + 1, start + length + 1)]
+    assert scored == list(range(1, min(limit or count, count - 1) + 1))
+
+
+@pytest.fixture
+def corpus(storybook: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(storybook, tmp_path / "storybook"))
+
+
+def test_a_good_corpus_opens(corpus: Path) -> None:
+    opened = open_corpus(corpus, 0, 64)
+    assert opened.vocab_size == 1024
+    assert len(opened.split("train")) == opened.meta["tokens"]["train"]
+
+
+def test_a_corpus_is_hashed_once_and_again_only_when_it_changed(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scanned: list[str] = []
+    scan = batches._scan
+
+    def counting_scan(path: Path, dtype: str) -> tuple[str, int]:
+        scanned.append(path.name)
+        return scan(path, dtype)
+
+    monkeypatch.setattr(batches, "_scan", counting_scan)
+    open_corpus(corpus, 0, 64)
+    open_corpus(corpus, 0, 64)
+    assert scanned == ["train.bin", "val.bin"]
+    (corpus / "val.bin").touch()
+    open_corpus(corpus, 0, 64)
+    assert scanned == ["train.bin", "val.bin", "val.bin"]
+
+
+def damage(folder: Path, how: str) -> None:
+    train = folder / "train.bin"
+    content = train.read_bytes()
+    meta = json.loads((folder / "meta.json").read_text())
+    match how:
+        case "missing":
+            train.unlink()
+        case "empty" | "truncated":
+            train.write_bytes(content[: 0 if how == "empty" else 100])
+        case "changed":
+            train.write_bytes(content[:-2] + b"\x01\x00")
+        case "no meta":
+            (folder / "meta.json").unlink()
+        case "bad meta":
+            (folder / "meta.json").write_text("{")
+        case "foreign meta":
+            (folder / "meta.json").write_text('{"a": 1}')
+        case "bad dtype":
+            (folder / "meta.json").write_text(json.dumps({**meta, "dtype": "object"}))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("missing", r"train\.bin is missing; prepare the corpus again"),
+        ("empty", r"train\.bin has 0 bytes instead of"),
+        ("truncated", r"train\.bin has 100 bytes instead of"),
+        ("changed", r"train\.bin is not the file that meta\.json describes"),
+        ("no meta", r"holds no prepared corpus; run: oelm prepare storybook"),
+        ("bad meta", r"meta\.json is damaged"),
+        ("foreign meta", r"meta\.json is damaged"),
+        ("bad dtype", "dtype must be uint16 or uint32"),
+    ],
+)
+def test_a_corpus_that_is_not_whole_is_refused(corpus: Path, how: str, message: str) -> None:
+    damage(corpus, how)
+    with pytest.raises(UserError, match=message):
+        open_corpus(corpus, 0, 64)
+
+
+def test_a_token_beyond_the_vocabulary_is_refused(corpus: Path) -> None:
+    with pytest.raises(UserError, match=r"holds the token 10\d\d, beyond --vocab_size 1000; its tokenizer has 1024"):
+        open_corpus(corpus, 1000, 64)
+
+
+def test_a_corpus_shorter_than_a_sequence_is_refused(corpus: Path) -> None:
+    with pytest.raises(UserError, match=r"fewer than one sequence of --seq_len 100000"):
+        open_corpus(corpus, 0, 100_000)

@@ -1,0 +1,113 @@
+"""Anyone's own text: every format, every compression, and clear words for what cannot be read."""
+
+import gzip
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from oelm.data import corpora
+from oelm.errors import UserError
+
+DOCUMENTS = ["The first document.\nIt has two lines.\n", "Second: übung 文\n", "Third\n"]
+
+
+def zstd(data: bytes) -> bytes:
+    return bytes(pa.Codec("zstd").compress(data))
+
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "": lambda data: data,
+    ".xz": lzma.compress,
+    ".gz": gzip.compress,
+    ".zst": zstd,
+}
+
+
+def encoded(kind: str) -> bytes:
+    if kind == ".txt":
+        return "<|endoftext|>\n".join(DOCUMENTS).encode()
+    if kind == ".jsonl":
+        return "\n".join(json.dumps({"text": text, "n": 1}) for text in DOCUMENTS).encode()
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"n": [1, 2, 3], "text": DOCUMENTS}), sink)
+    return bytes(sink.getvalue())
+
+
+def read(*paths: Path, text_field: str = "text") -> list[str]:
+    return list(corpora.read_files(corpora.find_files(paths), text_field))
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+@pytest.mark.parametrize("kind", corpora.FORMATS)
+def test_every_format_and_compression_gives_the_same_documents(tmp_path: Path, kind: str, compression: str) -> None:
+    path = tmp_path / f"my.corpus{kind}{compression}"
+    path.write_bytes(COMPRESS[compression](encoded(kind)))
+    assert read(path) == DOCUMENTS
+
+
+def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "part.txt").write_text("two")
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+    (tmp_path / "notes.md").write_text("not a corpus")
+    assert read(tmp_path) == ["one", "two"]
+
+
+def test_a_long_text_without_separators_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpora, "LONGEST_PIECE", 100)
+    path = tmp_path / "long.txt"
+    path.write_text("word " * 500)
+    pieces = read(path)
+    assert "".join(pieces) == "word " * 500
+    assert max(map(len, pieces)) <= 200
+
+
+def test_wikitext_lines_become_articles_again() -> None:
+    lines = ["", " = First = \n", "", " Text . \n", " = = Part = = \n", " More . \n", " = Second = \n", " End . \n"]
+    assert list(corpora.articles(lines)) == [
+        " = First = \n Text . \n = = Part = = \n More . \n",
+        " = Second = \n End . \n",
+    ]
+
+
+@pytest.mark.parametrize("compression", [".xz", ".gz", ".zst"])
+def test_a_file_cut_short_is_named(tmp_path: Path, compression: str) -> None:
+    whole = COMPRESS[compression]("\n".join(str(i**3) for i in range(9000)).encode())
+    path = tmp_path / f"cut.txt{compression}"
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=r"cut\.txt.* is damaged or cut short"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"text": "fine"}\n{"tex": 1}\n', r"a\.jsonl, line 2: not a JSON object with a text field 'text'"),
+        ("a.jsonl", b"{", r"a\.jsonl, line 1"),
+        ("a.txt", b"\xff\xfe\x00", r"a\.txt is not UTF-8"),
+        ("a.parquet", b"PAR1nonsense", r"a\.parquet is damaged"),
+        ("a.pdf", b"", r"not one of \.txt, \.jsonl, \.parquet"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read(tmp_path / name)
+
+
+def test_a_missing_column_is_named_with_those_there_are(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(encoded(".parquet"))
+    with pytest.raises(UserError, match=r"no column 'body' \(--text-field\); it has: n, text"):
+        read(tmp_path / "a.parquet", text_field="body")
+
+
+def test_a_missing_path_and_an_empty_folder_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file or folder"):
+        read(tmp_path / "none")
+    with pytest.raises(UserError, match="holds no file that ends in"):
+        read(tmp_path)

@@ -1,0 +1,134 @@
+"""Preparation: right splits, right bytes, nothing half done."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oelm.data.prepare import prepare, split_of
+from oelm.data.tokenizer import Gpt2Bpe
+from oelm.errors import UserError
+
+
+def write_corpus(folder: Path, documents: list[str]) -> Path:
+    path = folder / "text.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    return path
+
+
+def split_tokens(folder: Path, split: str) -> list[int]:
+    meta = json.loads((folder / "meta.json").read_text())
+    tokens: list[int] = np.fromfile(folder / f"{split}.bin", dtype=meta["dtype"]).tolist()
+    return tokens
+
+
+def test_the_bins_hold_the_documents_in_order_each_ended(tmp_path: Path) -> None:
+    documents = [f"Document number {i} about {i * i} things." for i in range(400)]
+    folder = prepare("mine", [write_corpus(tmp_path, documents)], data_dir=tmp_path, val_fraction=0.1)
+    tokenizer = Gpt2Bpe()
+    for split in ("train", "val", "test"):
+        text = tokenizer.decode(split_tokens(folder, split))
+        expected = [d for d in documents if split_of(d, 0.1, 0.02) == split]
+        assert text.split("<|endoftext|>") == [*expected, ""]
+
+
+def test_meta_says_what_the_files_are(tmp_path: Path) -> None:
+    source = write_corpus(tmp_path, [f"text {i}" for i in range(300)])
+    folder = prepare("mine", [source], data_dir=tmp_path)
+    meta = json.loads((folder / "meta.json").read_text())
+    assert sum(meta["documents"].values()) == 300
+    assert (meta["dtype"], meta["tokenizer"], meta["vocab_size"]) == ("uint16", "gpt2", 50257)
+    assert meta["source"] == [{"file": str(source), "bytes": source.stat().st_size}]
+    for split in ("train", "val", "test"):
+        content = (folder / f"{split}.bin").read_bytes()
+        assert meta["sha256"][split] == hashlib.sha256(content).hexdigest()
+        assert meta["tokens"][split] == len(content) // 2
+
+
+@given(st.text(min_size=1), st.floats(0.05, 0.4), st.floats(0, 0.4))
+def test_a_document_and_its_duplicates_fall_on_one_side(text: str, val: float, test: float) -> None:
+    assert split_of(text, val, test) == split_of(f"  {text}\n", val, test) == split_of(text, val, test)
+
+
+def test_splits_have_about_the_size_asked_for() -> None:
+    places = [split_of(f"document {i}", 0.2, 0.1) for i in range(20_000)]
+    assert places.count("val") / 20_000 == pytest.approx(0.2, abs=0.01)
+    assert places.count("test") / 20_000 == pytest.approx(0.1, abs=0.01)
+
+
+def test_max_tokens_is_never_exceeded_and_nearly_reached(tmp_path: Path) -> None:
+    source = write_corpus(tmp_path, [f"This is the text with number {i}." for i in range(5000)])
+    folder = prepare("mine", [source], data_dir=tmp_path, max_tokens=5000)
+    total = sum(json.loads((folder / "meta.json").read_text())["tokens"].values())
+    assert 4980 <= total <= 5000
+
+
+def test_asking_again_does_nothing_and_asking_otherwise_is_refused(tmp_path: Path) -> None:
+    source = write_corpus(tmp_path, [f"text {i}" for i in range(300)])
+    folder = prepare("mine", [source], data_dir=tmp_path)
+    before = (folder / "train.bin").stat().st_mtime_ns
+    assert prepare("mine", [source], data_dir=tmp_path) == folder
+    assert (folder / "train.bin").stat().st_mtime_ns == before
+    with pytest.raises(UserError, match="prepared with other settings"):
+        prepare("mine", [source], data_dir=tmp_path, val_fraction=0.3)
+    prepare("mine", [source], data_dir=tmp_path, val_fraction=0.3, overwrite=True)
+    write_corpus(tmp_path, [f"text {i}" for i in range(301)])
+    with pytest.raises(UserError, match="prepared with other settings"):
+        prepare("mine", [source], data_dir=tmp_path, val_fraction=0.3)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_interrupted_it_leaves_nothing_that_looks_finished(tmp_path: Path, number: signal.Signals) -> None:
+    """The source is a pipe that never ends, so the process is surely in the middle of its work."""
+    pipe = tmp_path / "endless.txt"
+    os.mkfifo(pipe)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "oelm", "prepare", "mine", "--source", str(pipe), "--data-dir", str(tmp_path / "data")],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with pipe.open("w") as writer:
+        writer.write("a document\n<|endoftext|>\n" * 60_000)
+        writer.flush()
+        while not list((tmp_path / "data").glob(".mine.unfinished-*/train.bin")):
+            time.sleep(0.05)
+        process.send_signal(number)
+        time.sleep(0.2)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 130)
+    assert "Traceback" not in errors
+    assert not (tmp_path / "data" / "mine").exists()
+    source = write_corpus(tmp_path, [f"text {i}" for i in range(300)])
+    prepare("mine", [source], data_dir=tmp_path / "data")
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "tinystory"}, "did you mean tinystories"),
+        ({"name": "a/b", "source": ["x.txt"]}, "must be a plain folder name"),
+        ({"name": "storybook", "val_fraction": 0.6, "test_fraction": 0.4}, "must leave something to train on"),
+        ({"name": "storybook", "max_tokens": 0}, "--max-tokens 0 must be at least 1"),
+    ],
+)
+def test_what_cannot_be_prepared_is_refused(tmp_path: Path, arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        prepare(**arguments, data_dir=tmp_path)  # type: ignore[arg-type]
+
+
+def test_too_few_documents_for_the_splits_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="fell into val: give more documents, or raise --val-fraction"):
+        prepare("mine", [write_corpus(tmp_path, ["just one"])], data_dir=tmp_path)
+    with pytest.raises(UserError, match="has no text in it"):
+        prepare("mine", [write_corpus(tmp_path, [" "])], data_dir=tmp_path)
+    assert not (tmp_path / "mine").exists()

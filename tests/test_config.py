@@ -1,0 +1,126 @@
+"""Configuration: precedence, identity, and errors that help."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oelm import cli
+from oelm.config import RunConfig, run_id
+from oelm.errors import UserError
+
+ORIGINAL_FLAGS = """--model_type oelm_v2 --vocab_size 50257 --d_model 512 --num_layers 6 --num_heads 8 --d_ff 2048
+--seq_len 512 --dropout 0.1 --dataset tinystories --data_path d --max_steps 100000 --batch_size 8 --max_lr 1e-3
+--min_lr 0 --warmup_steps 1000 --beta1 0.9 --beta2 0.999 --weight_decay 0.01 --grad_clip 1.0 --val_interval 1000
+--save_interval 5000 --out_dir o --resume auto --seed 42 --num_workers 4 --use_amp""".split()
+
+
+def test_later_layers_win(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("d_model: 96\nmax_lr: 1e-4\nbatch_size: 4\n")
+    config = RunConfig.make(file, recipe="study", preset="mini", batch_size=2)
+    assert config.beta2 == 0.999  # the recipe over the default
+    assert config.num_layers == 4  # the preset
+    assert config.d_model == 96  # the file over the preset
+    assert config.max_lr == 1e-4  # the file over the recipe; YAML itself reads 1e-4 as a string
+    assert config.batch_size == 2  # what is given over the file
+
+
+def test_flags_win_over_file_preset_and_recipe(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("d_ff: 100\nseq_len: 50\n")
+    arguments = ["--config", str(file), "--preset=mini", "--recipe", "study", "--seq-len", "60", "--max_lr", "5e-4"]
+    _, config = cli._run_config(cli.RunFlags, arguments, "oelm train")
+    assert (config.d_model, config.d_ff, config.seq_len, config.max_lr) == (256, 100, 60, 5e-4)
+    assert (config.recipe, config.preset, config.dropout) == ("study", "mini", 0.1)
+
+
+@pytest.mark.parametrize("separator", ["_", "-"])
+def test_the_original_flags_work_as_they_are(separator: str) -> None:
+    flags = ["--" + flag[2:].replace("_", separator) if flag[:2] == "--" else flag for flag in ORIGINAL_FLAGS]
+    _, config = cli._run_config(cli.RunFlags, flags, "oelm train")
+    assert config.model_type == "oelm_v2"
+    assert config.num_workers == 4
+    assert config.max_lr == 1e-3
+
+
+def test_the_study_is_the_originals_settings() -> None:
+    study = RunConfig.make(recipe="study", preset="medium-512", max_steps=100_000).resolved(50257)
+    assert (study.batch_size, study.dropout, study.beta1, study.beta2) == (8, 0.1, 0.9, 0.999)
+    assert (study.weight_decay, study.decay, study.grad_clip) == (0.01, "all", 1.0)
+    assert (study.warmup_steps, study.min_lr, study.use_amp, study.amp_dtype) == (1000, 0.0, True, "fp16")
+    assert (study.val_tokens, study.val_interval, study.save_interval, study.seed) == (None, 1000, 5000, 42)
+
+
+def test_fair_is_the_modern_defaults() -> None:
+    fair = RunConfig.make(recipe="fair", max_steps=20_000, max_lr=1e-3).resolved(50257)
+    assert (fair.dropout, fair.beta1, fair.beta2, fair.weight_decay) == (0.0, 0.9, 0.95, 0.1)
+    assert (fair.decay, fair.grad_clip, fair.warmup_steps, fair.amp_dtype) == ("matrices", 1.0, 400, "bf16")
+    assert fair.min_lr == pytest.approx(1e-4)
+    assert RunConfig.make(max_steps=1000).resolved(1).warmup_steps == 100
+
+
+def test_yaml_survives_being_written_and_read(tmp_path: Path) -> None:
+    config = RunConfig.make(preset="mini", model_type="oelm_v2", min_lr=1e-5, val_tokens=None, seed=7)
+    (tmp_path / "config.yaml").write_text(config.to_yaml())
+    assert RunConfig.make(tmp_path / "config.yaml") == config
+
+
+def test_identity_changes_with_what_changes_the_result_and_with_nothing_else() -> None:
+    config = RunConfig.make()
+    hashes = {"train": "a", "val": "b"}
+    assert run_id(config, hashes) == run_id(replace(config, out_dir="x", device="cpu", log_interval=3), hashes)
+    assert run_id(config, hashes) != run_id(replace(config, max_lr=2e-3), hashes)
+    assert run_id(config, hashes) != run_id(config, {**hashes, "train": "c"})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"num_heads": 5}, r"--num_heads 5 does not divide --d_model 64; nearest head counts that do: 2, 4, 8"),
+        ({"preset": "medium512"}, "did you mean medium-512"),
+        ({"recipe": "fare"}, "did you mean fair"),
+        ({"model_type": "oelm_v1"}, "did you mean oelm_v2"),
+        ({"positions": "rop"}, "did you mean rope"),
+        ({"max_stesp": 5}, "did you mean max_steps"),
+        ({"max_steps": 0}, "--max_steps 0 is out of range"),
+        ({"max_lr": -1.0}, "--max_lr -1.0 is out of range"),
+        ({"max_lr": float("nan")}, "--max_lr nan is out of range"),
+        ({"dropout": 1.0}, "--dropout 1.0 is out of range"),
+        ({"seq_len": -3}, "--seq_len -3 is out of range"),
+        ({"min_lr": 1.0}, "--min_lr 1 is above --max_lr"),
+        ({"warmup_steps": 2000}, "--warmup_steps 2000 is more than --max_steps 1000"),
+        ({"accumulation": 3}, "--accumulation 3 does not divide --batch_size 16"),
+        ({"device": "gpu"}, "--device gpu is unknown"),
+        ({"d_model": 6, "num_heads": 2, "positions": "rope"}, "even number of channels per head"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        RunConfig.make(**given)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("d_modle: 5", "did you mean d_model"),
+        ("d_model: wide", "d_model must be int, not 'wide'"),
+        ("use_amp: 3", "use_amp must be bool, not 3"),
+        ("- a list", "'field: value' lines"),
+        ("a: [", "not readable YAML"),
+    ],
+)
+def test_a_wrong_file_names_itself_and_the_field(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(content)
+    with pytest.raises(UserError, match=message) as error:
+        RunConfig.make(file)
+    assert "run.yaml" in str(error.value)
+
+
+def test_a_flag_that_the_file_overrules_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("preset: nano\n")
+    with pytest.raises(UserError, match="already fixes preset: nano"):
+        RunConfig.make(file, preset="mini")

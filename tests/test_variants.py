@@ -1,0 +1,52 @@
+"""Variants: one grammar, written and read."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oelm import variants
+from oelm.errors import UserError
+from oelm.model.orthogonal import DRAW
+from oelm.variants import Side, Variant
+
+sides = st.builds(Side, source=st.sampled_from(sorted(variants.SOURCES)), trained=st.booleans())
+
+
+@given(st.builds(Variant, q=sides, k=sides))
+def test_every_variant_survives_being_written_and_read(variant: Variant) -> None:
+    assert variants.parse(str(variant)) == variant
+
+
+def test_names_stand_for_what_the_study_meant() -> None:
+    assert variants.parse("baseline") == Variant(Side("normal", True), Side("normal", True))
+    assert variants.parse("oelm_v2") == Variant(Side("headwise"), Side("headwise"))
+    assert variants.parse("oelm_random") == Variant(Side("normal"), Side("normal"))
+    assert variants.parse("oelm_global") == Variant(Side("global"), Side("global"))
+    assert variants.parse("oelm_matched") == Variant(Side("matched"), Side("matched"))
+    assert variants.parse("orthogonal_trainable") == Variant(Side("headwise", True), Side("headwise", True))
+
+
+def test_only_q_can_be_frozen() -> None:
+    assert variants.parse("q=headwise,k=normal+trained") == Variant(Side("headwise"), Side("normal", True))
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("oelm_v3x", "did you mean oelm_v2"),
+        ("headwise+lowrnk", "unknown part 'lowrnk'"),
+        ("q=headwise", "names Q alone"),
+        ("", "unknown variant"),
+    ],
+)
+def test_a_wrong_variant_is_named_and_helped(text: str, hint: str) -> None:
+    with pytest.raises(UserError, match=hint.replace("+", r"\+")):
+        variants.parse(text)
+
+
+def test_every_source_can_be_drawn() -> None:
+    assert DRAW.keys() == variants.SOURCES.keys()
+
+
+def test_every_name_has_a_title() -> None:
+    assert variants.TITLES.keys() == variants.NAMED.keys()
