@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from oelm.errors import UserError
@@ -41,11 +42,9 @@ def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optim
         shutil.rmtree(left_over)
     try:
         scratch.mkdir()
-        save_file(_weights(model), scratch / "model.safetensors")
-        save_file(_moments(model, optimizer), scratch / "optimizer.safetensors")
+        write_whole(scratch / "model.safetensors", serialize(_weights(model)))
+        write_whole(scratch / "optimizer.safetensors", serialize(_moments(model, optimizer)))
         write_json(scratch / "state.json", {"step": step, **state})
-        for path in scratch.iterdir():
-            _sync(path)
         scratch.rename(final)
         _sync(folder)
         write_whole(folder / "last", final.name)
@@ -60,14 +59,9 @@ def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optim
 def save_best(folder: Path, model: nn.Module, step: int, loss: float) -> None:
     """The weights alone, replaced whole."""
     folder.mkdir(exist_ok=True)
-    scratch = folder / ".best.unfinished"
-    try:
-        save_file(_weights(model), scratch, metadata={"step": str(step), "val_loss": repr(loss)})
-        _sync(scratch)
-        scratch.replace(folder / "best.safetensors")
-    except Exception:
-        scratch.unlink(missing_ok=True)
-        raise
+    # One entry: the library writes several in an order that changes from process to process.
+    about = {"oelm": json.dumps({"step": step, "val_loss": loss})}
+    write_whole(folder / "best.safetensors", serialize(_weights(model), metadata=about))
 
 
 def newest(folder: Path, say: Callable[[str], None], model: nn.Module, frozen_hashes: dict[str, str]) -> Path | None:

@@ -92,9 +92,10 @@ class StepTimer:
         self._last = None
 
     def collect(self) -> list[float]:
-        """Seconds of each step since the last call. The device must be idle."""
+        """Seconds of each step since the last call. Waits for the device."""
         spans, self._spans = self._spans, []
-        if self._cuda:
+        if self._cuda and spans:
+            spans[-1][1].synchronize()
             return [start.elapsed_time(end) / 1000 for start, end in spans]
         return [end - start for start, end in spans]
 

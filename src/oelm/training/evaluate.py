@@ -15,7 +15,7 @@ from oelm.model.gpt import GPT
 from oelm.training.step import Stepper
 
 # Logits held at once, in elements: as large as pays off on the device.
-LOGITS = {"cpu": 2**24, "cuda": 2**30}
+LOGITS = {"cpu": 2**24, "cuda": 2**28}
 ENTROPY_SEQUENCES = 4
 
 

@@ -48,22 +48,25 @@ def fit(config: RunConfig, observer: Observer | None = None, command: list[str] 
     """
     if config.deterministic:
         make_deterministic()
-    with joined(config) as world, opened(config, world, observer or Observer(), command or sys.argv) as run:
+    with (
+        joined(config) as world,
+        opened(config, world, observer or Observer(), command or sys.argv) as run,
+        stop_signals() as stop,
+    ):
         if run.finished_before():
             return run.folder
         run.start()
-        with stop_signals() as stop:
-            for batches in run.remaining_batches():
-                run.train(batches)
-                if run.at(run.config.log_interval):
-                    run.log()
-                if run.at(run.config.val_interval):
-                    run.validate()
-                stopping = run.agreed(stop)
-                if stopping or run.at(run.config.save_interval):
-                    run.save()
-                if stopping:
-                    raise run.interrupted(stop)
+        for batches in run.remaining_batches():
+            run.train(batches)
+            if run.at(run.config.log_interval):
+                run.log()
+            if run.at(run.config.val_interval):
+                run.validate()
+            stopping = run.agreed(stop)
+            if stopping or run.at(run.config.save_interval):
+                run.save()
+            if stopping:
+                raise run.interrupted(stop)
         run.finish()
         return run.folder
 
@@ -416,6 +419,9 @@ def _guarded(run: Run) -> Iterator[Run]:
         yield run
     except InterruptedRunError as interruption:
         run.fail("interrupted", str(interruption))
+        raise
+    except KeyboardInterrupt:
+        run.fail("interrupted", "stopped at once; the last checkpoint stands")
         raise
     except OSError as error:
         if error.errno != errno.ENOSPC:

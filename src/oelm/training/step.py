@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 from contextlib import nullcontext
@@ -34,10 +35,8 @@ class Stepper:
         forward: nn.Module = model
         if self.engine == "compile":
             forward = cast(nn.Module, torch.compile(model))
-        self._compiled = forward
         if world.size > 1:
-            # Nothing but gradients travels: buffers are constants, and frozen matrices have no gradient.
-            forward = DistributedDataParallel(forward, broadcast_buffers=False, gradient_as_bucket_view=True)
+            forward = _distributed(forward)
         self._forward = forward
 
     def update(self, batches: MicroBatches, step: int, rate: float) -> tuple[Tensor, Tensor]:
@@ -62,10 +61,9 @@ class Stepper:
 
     @torch.no_grad()
     def score(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Summed cross-entropy of a batch. Batches of training's length go through the compiled model."""
-        forward = self._compiled if inputs.shape[1] == self.config.seq_len else self.model
+        """Summed cross-entropy of a batch, always by the eager model: its batches come in several shapes."""
         with self._autocast():
-            logits = forward(inputs)
+            logits = self.model(inputs)
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
 
     def to_device(self, tokens: Tokens) -> Tensor:
@@ -91,6 +89,13 @@ class Stepper:
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast("cuda", self.precision, enabled=self.precision != torch.float32)
+
+
+def _distributed(module: nn.Module) -> DistributedDataParallel:
+    """Gradients averaged over the processes. Nothing else travels: buffers are constants, frozen matrices as well."""
+    known = inspect.signature(DistributedDataParallel).parameters
+    keep_buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before 2.13
+    return DistributedDataParallel(module, gradient_as_bucket_view=True, **{keep_buffers: False})
 
 
 def build_optimizer(model: GPT, config: RunConfig) -> torch.optim.AdamW:

@@ -1,0 +1,50 @@
+"""The audit: silent about nothing, and not to be fooled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from safetensors.torch import load_file, save_file
+
+from oelm.config import RunConfig
+from oelm.training import audit
+from oelm.training.loop import fit
+from tests.conftest import oelm
+
+Tiny = Callable[..., RunConfig]
+
+
+def test_a_frozen_run_is_proved_frozen_everywhere(tiny: Tiny) -> None:
+    folder = fit(tiny(model_type="oelm_v2"))
+    findings = audit.findings(folder)
+    assert all(finding.intact for finding in findings)
+    assert {f.place for f in findings} == {
+        "step 20 (end)",
+        "checkpoints/best.safetensors",
+        "checkpoints/step-10/model.safetensors",
+        "checkpoints/step-20/model.safetensors",
+    }
+    events = json.loads((folder.path / audit.FILE).read_text())["events"]
+    assert [(event["event"], event["step"]) for event in events] == [("freeze", 0), ("end", 20)]
+    assert events[0]["sha256"] == events[1]["sha256"]
+    assert len(events[0]["sha256"]) == 4
+
+
+def test_the_command_says_so_and_notices_a_single_changed_bit(tiny: Tiny) -> None:
+    folder = fit(tiny(model_type="oelm_v2"))
+    result = oelm("audit", str(folder.path))
+    assert result.returncode == 0
+    assert "4 frozen matrices, bit-identical" in result.stdout
+    path = folder.checkpoints / "step-20" / "model.safetensors"
+    weights = load_file(path)
+    weights["blocks.0.attention.q.weight"][0, 0] *= 1 + 2**-23
+    save_file(weights, path)
+    result = oelm("audit", str(folder.path))
+    assert result.returncode == 1
+    assert "NOT frozen: blocks.0.attention.q.weight in checkpoints/step-20/model.safetensors" in result.stderr
+
+
+def test_a_baseline_has_nothing_frozen(tiny: Tiny) -> None:
+    folder = fit(tiny())
+    assert audit.findings(folder) == []

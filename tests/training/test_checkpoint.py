@@ -1,0 +1,117 @@
+"""Checkpoints: whole or not there, the newest good one found, nothing executed from a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from oelm.config import RunConfig
+from oelm.errors import UserError
+from oelm.runfolder import RunFolder
+from oelm.training import checkpoint
+from oelm.training.loop import fit
+from oelm.training.observe import Observer
+
+Tiny = Callable[..., RunConfig]
+
+
+class Notes(Observer):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def train_to(config: RunConfig) -> RunFolder:
+    """Trains, and makes the run look as if it had been killed right after its last checkpoint."""
+    folder = fit(config)
+    (folder.path / "status.json").write_text(json.dumps({"state": "running", "heartbeat": 0, "pid": 1, "host": ""}))
+    return folder
+
+
+def weights(folder: RunFolder, step: int) -> bytes:
+    return (folder.checkpoints / f"step-{step}" / "model.safetensors").read_bytes()
+
+
+def test_the_newest_two_are_kept_with_a_pointer_and_the_best_weights(tiny: Tiny) -> None:
+    folder = fit(tiny(max_steps=40))
+    assert sorted(p.name for p in folder.checkpoints.iterdir()) == ["best.safetensors", "last", "step-30", "step-40"]
+    assert checkpoint.last(folder.checkpoints) == folder.checkpoints / "step-40"
+
+
+def test_a_checkpoint_holds_the_logical_model(tiny: Tiny) -> None:
+    folder = fit(tiny(model_type="oelm_v2"))
+    saved = load_file(folder.checkpoints / "step-20" / "model.safetensors")
+    assert {f"blocks.0.attention.{side}.weight" for side in "qkvo"} <= saved.keys()
+    assert saved["tokens.weight"].shape == (1024, 32)
+    assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
+    moments = load_file(folder.checkpoints / "step-20" / "optimizer.safetensors")
+    assert not any(".attention.q." in name or ".attention.k." in name for name in moments)
+    assert "blocks.0.attention.v.weight.exp_avg" in moments
+
+
+@pytest.mark.parametrize("broken", ["model.safetensors", "optimizer.safetensors", "state.json"])
+def test_a_checkpoint_cut_short_is_passed_over_aloud_and_the_run_ends_the_same(tiny: Tiny, broken: str) -> None:
+    folder = train_to(tiny())
+    expected = weights(folder, 20)
+    path = folder.checkpoints / "step-20" / broken
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    notes = Notes()
+    fit(tiny(), notes)
+    assert any("step-20 cannot be used: cut short or damaged" in line for line in notes.lines)
+    assert any(line.endswith("step-10") for line in notes.lines)
+    assert weights(folder, 20) == expected
+    assert (folder.checkpoints / "damaged-step-20").exists()
+
+
+def test_a_checkpoint_of_another_shape_is_passed_over(tiny: Tiny, tmp_path: Path) -> None:
+    folder = train_to(tiny())
+    other = fit(tiny(d_ff=128, out_dir=str(tmp_path / "other")))
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        (folder.checkpoints / "step-20" / name).write_bytes((other.checkpoints / "step-20" / name).read_bytes())
+    notes = Notes()
+    fit(tiny(), notes)
+    assert any("blocks.0.mlp.down.weight has the shape (32, 128) instead of (32, 64)" in line for line in notes.lines)
+
+
+def test_a_checkpoint_whose_frozen_matrix_changed_is_passed_over(tiny: Tiny) -> None:
+    from safetensors.torch import save_file
+
+    folder = train_to(tiny(model_type="oelm_v2"))
+    path = folder.checkpoints / "step-20" / "model.safetensors"
+    saved = load_file(path)
+    saved["blocks.1.attention.k.weight"][3, 3] += 1e-6
+    save_file(saved, path)
+    notes = Notes()
+    fit(tiny(model_type="oelm_v2"), notes)
+    assert any("blocks.1.attention.k.weight is not the one that was frozen" in line for line in notes.lines)
+
+
+def test_when_no_checkpoint_is_good_nothing_is_overwritten(tiny: Tiny) -> None:
+    folder = train_to(tiny())
+    for step in (10, 20):
+        (folder.checkpoints / f"step-{step}" / "state.json").write_text("")
+    with pytest.raises(UserError, match="none of the checkpoints"):
+        fit(tiny())
+    assert (folder.checkpoints / "damaged-step-20" / "model.safetensors").exists()
+
+
+def test_a_run_can_go_back_to_a_checkpoint(tiny: Tiny) -> None:
+    folder = train_to(tiny())
+    expected = weights(folder, 20)
+    notes = Notes()
+    fit(tiny(resume=str(folder.checkpoints / "step-10")), notes)
+    assert any("resumed from" in line and line.endswith("step-10") for line in notes.lines)
+    assert weights(folder, 20) == expected
+
+
+def test_going_back_to_what_is_no_checkpoint_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    train_to(tiny())
+    with pytest.raises(UserError, match="is not a checkpoint of"):
+        fit(tiny(resume=str(tmp_path)))

@@ -1,0 +1,192 @@
+"""The loop: what a run leaves behind, and how it ends when it ends badly."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from oelm.config import RunConfig
+from oelm.data.batches import open_corpus
+from oelm.errors import RunFailedError, UserError
+from oelm.runfolder import RunFolder, read_lines
+from oelm.sampling import open_model
+from oelm.training.loop import fit
+from oelm.training.observe import Observer, Progress
+from tests.conftest import flags_of, needs, oelm
+
+Tiny = Callable[..., RunConfig]
+
+
+def test_the_run_folder_holds_what_it_promises(tiny: Tiny) -> None:
+    folder = fit(tiny(model_type="oelm_v2"))
+    files = {path.name for path in folder.path.iterdir()}
+    assert files >= {
+        "config.yaml", "manifest.json", "metrics.jsonl", "evals.jsonl", "timing_stats.json", "freeze_audit.json",
+        "status.json", "training.log", "samples", "checkpoints",
+    }  # fmt: skip
+    manifest = folder.manifest()
+    assert manifest["data"]["sha256"].keys() == {"train", "val", "test"}
+    assert manifest["parameters"]["frozen"] == 2 * 2 * 32 * 32
+    assert manifest["learning_rate"]["grid"] == []
+    assert manifest["sessions"][0]["versions"]["torch"] == torch.__version__
+    assert [record["step"] for record in read_lines(folder.metrics)] == [5, 10, 15, 20]
+    assert [(record["step"], record["final"]) for record in read_lines(folder.evals)] == [
+        (10, False),
+        (20, False),
+        (20, True),
+    ]
+    assert folder.config() == tiny(model_type="oelm_v2").resolved(1024)
+
+
+def test_timing_stats_have_the_studys_keys(tiny: Tiny) -> None:
+    folder = fit(tiny())
+    stats = json.loads((folder.path / "timing_stats.json").read_text())
+    keys = """model_type init_method final_perplexity total_wall_time total_formatted num_steps_measured mean_step_time
+    std_step_time median_step_time min_step_time max_step_time p95_step_time p99_step_time total_validation_time
+    mean_validation_time num_validations""".split()
+    assert set(keys) <= stats.keys()
+    assert stats["num_steps_measured"] == 20
+    assert stats["num_validations"] == 3
+    assert sum(stats["seconds_by_part"].values()) == pytest.approx(stats["total_wall_time"])
+    assert set(stats["seconds_by_part"]) == {"startup", "compiling", "training", "validation", "saving"}
+
+
+def test_the_final_score_is_on_the_whole_validation_set_and_right(tiny: Tiny, storybook: Path) -> None:
+    folder = fit(tiny())
+    final = folder.final_eval()
+    assert final is not None
+    tokens = open_corpus(storybook, 0, 32).split("val")
+    assert final["tokens_scored"] == len(tokens) - 1
+    model = open_model(folder)
+    total = 0.0
+    with torch.no_grad():
+        for start in range(0, len(tokens) - 1, 32):
+            window = torch.tensor(tokens[start : start + 33].astype("int64"))
+            total += float(model(window[None, :-1], window[None, 1:])) * (len(window) - 1)
+    assert final["loss"] == pytest.approx(total / (len(tokens) - 1), rel=1e-5)
+    assert final["ppl"] == pytest.approx(math.exp(final["loss"]))
+
+
+def test_validation_scores_the_number_of_tokens_that_the_config_says(tiny: Tiny) -> None:
+    folder = fit(tiny(val_tokens=1000))
+    assert [record["tokens_scored"] for record in read_lines(folder.evals) if not record["final"]] == [1000, 1000]
+
+
+def test_validation_and_saving_change_nothing(tiny: Tiny, tmp_path: Path) -> None:
+    often = fit(tiny(val_interval=1, save_interval=1, log_interval=1, dropout=0.2, out_dir=str(tmp_path / "often")))
+    never = fit(tiny(val_interval=99, save_interval=99, log_interval=99, dropout=0.2, out_dir=str(tmp_path / "never")))
+    last = "step-20/model.safetensors"
+    assert (often.checkpoints / last).read_bytes() == (never.checkpoints / last).read_bytes()
+
+
+def test_drift_is_nothing_for_frozen_matrices_and_something_for_trained_ones(tiny: Tiny, tmp_path: Path) -> None:
+    frozen = fit(tiny(model_type="q=headwise,k=headwise+trained")).final_eval()
+    assert frozen is not None
+    assert frozen["q_drift"] == [0.0, 0.0]
+    assert all(drift > 0 for drift in frozen["k_drift"])
+    assert len(frozen["attention_entropy"]) == 2
+
+
+class Recorder(Observer):
+    def __init__(self) -> None:
+        self.facts: dict[str, str] = {}
+        self.seen: list[Progress] = []
+
+    def announce(self, facts: dict[str, str]) -> None:
+        self.facts = facts
+
+    def progress(self, progress: Progress) -> None:
+        self.seen.append(progress)
+
+
+def test_the_start_says_what_will_run_and_progress_what_happens(tiny: Tiny) -> None:
+    recorder = Recorder()
+    fit(tiny(model_type="oelm_v2"), recorder)
+    assert "frozen" in recorder.facts["parameters"]
+    assert "256 tokens" in recorder.facts["each step"]
+    assert "sha256" in recorder.facts["data"]
+    assert "about" in recorder.facts["steps"]
+    assert recorder.seen[-1].step == 20
+    line = recorder.seen[-1].line()
+    for word in ("step 20/20", "loss", "val PPL", "best", "tokens/s", "left"):
+        assert word in line
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_by_name_and_keeps_the_last_checkpoint(tiny: Tiny) -> None:
+    """A rate so high that the weights overflow soon after the warm-up."""
+    config = tiny(max_lr=90.0, warmup_steps=18, max_steps=200, weight_decay=90.0, grad_clip=0, save_interval=2)
+    with pytest.raises(RunFailedError, match=r"at step \d+ \(learning rate .*Last good checkpoint: .*step-\d+"):
+        fit(config)
+    folder = RunFolder(config.run_folder)
+    status = folder.status()
+    assert status["state"] == "failed"
+    assert "diverged" in status["message"]
+    assert all(torch.isfinite(p).all() for p in open_model(folder).parameters())
+
+
+def test_another_identity_in_the_folder_is_refused_with_what_differs(tiny: Tiny) -> None:
+    folder = fit(tiny())
+    before = (folder.path / "config.yaml").read_text()
+    with pytest.raises(UserError, match=r"holds another run \(max_lr: 0\.003 there, 0\.001 here"):
+        fit(tiny(max_lr=1e-3))
+    with pytest.raises(UserError, match="holds a run already"):
+        fit(tiny(resume="never"))
+    assert (folder.path / "config.yaml").read_text() == before
+
+
+def test_a_full_disk_gets_one_line_and_keeps_what_was_saved(tiny: Tiny, tmp_path: Path) -> None:
+    """On a real disk that is really full: a small tmpfs, mounted in a namespace of its own."""
+    needs("tmpfs")
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    config = tiny(out_dir=str(mount / "run"), max_steps=400, save_interval=2, d_model=64, d_ff=256)
+    train = f"{sys.executable} -m oelm train {' '.join(flags_of(config))}"
+    program = f"mount -t tmpfs -o size=2200k tmpfs {mount} && {train}; echo exit $?; cd {mount}/run; ls checkpoints/*"
+    result = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c", f"{program}; cat status.json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert "exit 2" in result.stdout, result.stdout + result.stderr
+    assert result.stderr.count("no space left on the disk") == 1
+    assert "Traceback" not in result.stderr
+    assert "checkpoints/step-2:\nmodel.safetensors\noptimizer.safetensors\nstate.json" in result.stdout
+    assert '"state": "failed"' in result.stdout
+
+
+BAD_RUNS = {
+    "unknown variant": (["--model_type", "oelm_v9"], "did you mean oelm_v2"),
+    "unknown preset": (["--preset", "nanoo"], "did you mean nano"),
+    "heads that do not divide": (["--num_heads", "3"], "--num_heads 3 does not divide"),
+    "steps out of range": (["--max_steps", "-5"], "--max_steps -5 is out of range"),
+    "a missing corpus": (["--data_path", "nowhere"], "holds no prepared corpus; run: oelm prepare"),
+    "a missing file": (["--config", "nowhere.yaml"], "no such file"),
+    "a GPU that is not there": (["--device", "cuda:99"], "CUDA device"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_RUNS)
+def test_bad_input_gets_one_line_and_exit_code_2(case: str, storybook: Path, tmp_path: Path) -> None:
+    flags, message = BAD_RUNS[case]
+    data = [] if "--data_path" in flags else ["--data_path", str(storybook)]
+    result = oelm("train", *data, "--out_dir", str(tmp_path / "run"), *flags, cwd=tmp_path)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    result = oelm("train", "--debug", "--data_path", "nowhere", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "Traceback" in result.stderr

@@ -1,0 +1,100 @@
+"""A step: the same however it is cut or executed; frozen matrices without gradient, moments or decay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from oelm.config import RunConfig
+from oelm.data.batches import Batches
+from oelm.model.gpt import GPT
+from oelm.training.step import Stepper
+from oelm.training.world import World
+from tests.conftest import needs
+
+Tiny = Callable[..., RunConfig]
+
+
+def run_steps(config: RunConfig, steps: int) -> tuple[GPT, list[float]]:
+    config = config.resolved(64)
+    tokens = (np.arange(4000) ** 2 % 61).astype(np.uint16)
+    data = Batches(tokens, config.seq_len, config.batch_size, config.seed)
+    model = GPT(config, config.seed)
+    stepper = Stepper(model, config, World(0, 1, torch.device("cpu")))
+    losses = []
+    for step in range(steps):
+        loss, _ = stepper.update(data.share(step, 0, 1, config.accumulation), step, 1e-2)
+        losses.append(loss.item())
+    return model, losses
+
+
+@pytest.mark.parametrize("variant", ["baseline", "oelm_v2"])
+def test_accumulation_changes_nothing(tiny: Tiny, variant: str) -> None:
+    config = tiny(vocab_size=64, model_type=variant)
+    _, whole = run_steps(config, 12)
+    _, in_parts = run_steps(replace(config, accumulation=4), 12)
+    assert in_parts == pytest.approx(whole, rel=1e-5)
+    assert whole[-1] < whole[0]
+
+
+def test_the_compiled_step_equals_the_eager_one(tiny: Tiny) -> None:
+    needs("compiler")
+    config = tiny(vocab_size=64, model_type="oelm_v2")
+    _, eager = run_steps(config, 10)
+    _, compiled = run_steps(replace(config, engine="compile"), 10)
+    assert compiled == pytest.approx(eager, rel=1e-5)
+
+
+def test_frozen_matrices_have_no_gradient_no_moments_and_no_decay(tiny: Tiny) -> None:
+    config = tiny(vocab_size=64, model_type="oelm_v2", weight_decay=0.5, decay="all").resolved(64)
+    born = {name: w.clone() for name, w in GPT(config, config.seed).query_key_weights().items()}
+    model, _ = run_steps(config, 5)
+    for name, weight in model.query_key_weights().items():
+        assert weight.grad is None
+        assert torch.equal(weight, born[name])
+    value = "blocks.0.attention.v.weight"
+    assert not torch.equal(model.get_parameter(value), GPT(config, config.seed).get_parameter(value))
+
+
+def test_weight_gradients_of_frozen_matrices_are_not_computed(tiny: Tiny) -> None:
+    """Counted in matrix products: two fewer per layer in the backward pass than when Q and K train."""
+
+    def products(variant: str) -> int:
+        config = tiny(vocab_size=64, model_type=variant).resolved(64)
+        model = GPT(config, 0)
+        tokens = torch.zeros(2, config.seq_len, dtype=torch.long)
+        loss = model(tokens, tokens)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            loss.backward()
+        return sum(event.count for event in profile.key_averages() if event.key == "aten::mm")
+
+    assert products("baseline") - products("oelm_v2") == 2 * 2
+
+
+@pytest.mark.parametrize(("decay", "shrinks"), [("matrices", False), ("all", True)])
+def test_decay_reaches_biases_and_norms_only_under_all(tiny: Tiny, decay: str, shrinks: bool) -> None:
+    config = tiny(vocab_size=64, decay=decay, weight_decay=50.0, positions="learned").resolved(64)
+    model = GPT(config, 0)
+    stepper = Stepper(model, config, World(0, 1, torch.device("cpu")))
+    decays = {
+        name: group["weight_decay"]
+        for group in stepper.optimizer.param_groups
+        for name, p in model.named_parameters()
+        if any(p is q for q in group["params"])
+    }
+    assert decays["blocks.0.mlp.up.weight"] == 50.0
+    assert (decays["norm.weight"] == 50.0) == shrinks
+    assert (decays["blocks.0.mlp.up.bias"] == 50.0) == shrinks
+
+
+def test_dropout_is_a_function_of_seed_and_step(tiny: Tiny) -> None:
+    config = tiny(vocab_size=64, dropout=0.3)
+    torch.manual_seed(1)
+    _, first = run_steps(config, 3)
+    torch.manual_seed(2)
+    _, second = run_steps(config, 3)
+    assert first == second
