@@ -6,7 +6,7 @@ import inspect
 import math
 import os
 from contextlib import nullcontext
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -94,8 +94,10 @@ class Stepper:
 def _distributed(module: nn.Module) -> DistributedDataParallel:
     """Gradients averaged over the processes. Nothing else travels: buffers are constants, frozen matrices as well."""
     known = inspect.signature(DistributedDataParallel).parameters
-    keep_buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before 2.13
-    return DistributedDataParallel(module, gradient_as_bucket_view=True, **{keep_buffers: False})
+    buffers: dict[str, Any] = {"broadcast_buffers": False}
+    if "forward_sync_buffers" in known:  # the same from torch 2.13 on
+        buffers = {"forward_sync_buffers": False}
+    return DistributedDataParallel(module, gradient_as_bucket_view=True, **buffers)
 
 
 def build_optimizer(model: GPT, config: RunConfig) -> torch.optim.AdamW:

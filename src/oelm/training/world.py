@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from oelm.config import RunConfig
-from oelm.errors import UserError
+from oelm.errors import InterruptedRunError, UserError
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,13 @@ def joined(config: RunConfig) -> Iterator[World]:
         torch.cuda.set_device(device)
     if size > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    world = World(rank, size, device)
     try:
-        yield World(rank, size, device)
+        yield world
+        world.wait()  # whoever left early would take down those who still write
+    except InterruptedRunError:  # which all of them raise, after the same step
+        world.wait()
+        raise
     finally:
         if size > 1:
             dist.destroy_process_group()

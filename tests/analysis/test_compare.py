@@ -1,0 +1,120 @@
+"""Comparison: fair or refused, paired by seed, honest about one seed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from oelm.analysis.compare import compare, find_runs
+from oelm.analysis.plots import validation_curves
+from oelm.config import RunConfig
+from oelm.errors import UserError
+from oelm.runfolder import RunFolder
+from oelm.training.loop import fit
+from tests.conftest import oelm
+
+Tiny = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def train(tiny: Tiny, tmp_path: Path) -> Callable[..., RunFolder]:
+    """Trains a run of a variant and seed for a few steps."""
+
+    def run(name: str = "baseline", seed: int = 0, **changes: object) -> RunFolder:
+        folder = tmp_path / f"{name}-{seed}-{len(list(tmp_path.iterdir()))}"
+        return fit(tiny(**{"model_type": name, "seed": seed, "max_steps": 10, "out_dir": str(folder), **changes}))
+
+    return run
+
+
+def loss_of(folder: RunFolder) -> float:
+    final = folder.final_eval()
+    assert final is not None
+    return float(final["loss"])
+
+
+def test_the_gap_is_paired_by_seed_in_log_perplexity(train: Callable[..., RunFolder]) -> None:
+    runs = {(name, seed): train(name, seed) for name in ("baseline", "oelm_v2") for seed in (0, 1, 2)}
+    comparison = compare(list(runs.values()))
+    baseline, frozen = comparison.rows
+    gaps = [loss_of(runs["oelm_v2", seed]) - loss_of(runs["baseline", seed]) for seed in (0, 1, 2)]
+    assert baseline.gap is None
+    assert frozen.gap is not None
+    assert frozen.gap.mean == pytest.approx(sum(gaps) / 3)
+    assert frozen.gap.low is not None
+    assert frozen.gap.low < frozen.gap.mean
+    assert frozen.ppl == pytest.approx(math.exp(sum(loss_of(runs["oelm_v2", s]) for s in (0, 1, 2)) / 3))
+    assert frozen.verdict in ("met", "undecided", "not met")
+    assert frozen.seeds == (0, 1, 2)
+    assert not any("one seed" in warning for warning in comparison.warnings)
+
+
+def test_one_seed_is_said_to_be_one_seed(train: Callable[..., RunFolder]) -> None:
+    comparison = compare([train("baseline"), train("oelm_v2")])
+    assert comparison.rows[1].verdict == "one seed only"
+    assert any("one seed per variant" in warning for warning in comparison.warnings)
+    assert any("learning rate not tuned" in warning for warning in comparison.warnings)
+    assert "OELM-Freeze" in str(comparison)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_steps": 12}, "tokens seen differ"),
+        ({"batch_size": 4}, "tokens seen differ"),
+        ({"seq_len": 16, "batch_size": 16}, "sequence length differ"),
+    ],
+)
+def test_runs_with_different_tasks_are_refused(
+    train: Callable[..., RunFolder], changes: dict[str, int], message: str
+) -> None:
+    with pytest.raises(UserError, match=f"cannot compare .*: {message}"):
+        compare([train("baseline"), train("oelm_v2", **changes)])
+
+
+def test_runs_on_different_data_are_refused(train: Callable[..., RunFolder]) -> None:
+    one, other = train("baseline"), train("oelm_v2")
+    manifest = other.manifest()
+    manifest["data"]["sha256"]["train"] = "f" * 64
+    (other.path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="training data differ"):
+        compare([one, other])
+
+
+def test_what_is_unfair_but_comparable_is_said(train: Callable[..., RunFolder]) -> None:
+    comparison = compare([train("baseline"), train("oelm_v2", max_lr=1e-3, d_ff=32)])
+    text = "\n".join(comparison.warnings)
+    assert "different learning rates: baseline 0.003, oelm_v2 0.001" in text
+    assert "differ in more than the variant: d_ff" in text
+
+
+def test_an_unfinished_run_is_refused_by_name(train: Callable[..., RunFolder]) -> None:
+    folder = train("baseline")
+    status = json.loads((folder.path / "status.json").read_text())
+    (folder.path / "status.json").write_text(json.dumps({**status, "state": "failed"}))
+    with pytest.raises(UserError, match=r"is not finished \(failed\)"):
+        compare([folder])
+
+
+def test_the_same_variant_and_seed_twice_is_refused(train: Callable[..., RunFolder]) -> None:
+    with pytest.raises(UserError, match="are both baseline with seed 0"):
+        compare([train(), train()])
+
+
+def test_folders_of_runs_are_searched(train: Callable[..., RunFolder], tmp_path: Path) -> None:
+    runs = [train("baseline"), train("oelm_v2")]
+    assert {run.path for run in find_runs([tmp_path])} == {run.path for run in runs}
+    with pytest.raises(UserError, match="is no run folder"):
+        find_runs([tmp_path / "nothing"])
+
+
+def test_the_command_prints_the_table_and_the_plot_is_drawn(train: Callable[..., RunFolder], tmp_path: Path) -> None:
+    runs = [train("baseline"), train("oelm_v2")]
+    result = oelm("compare", *(str(run.path) for run in runs))
+    assert result.returncode == 0, result.stderr
+    assert "OELM-Freeze" in result.stdout
+    assert validation_curves(runs, tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

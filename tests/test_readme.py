@@ -1,0 +1,78 @@
+"""The README's commands are run as they stand, in order, in an empty folder; its Python, too."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.data.hub import serving
+from tests.data.test_hub import STORIES, parquet
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def commands() -> list[str]:
+    lines = [line.partition("#")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+    return [line for line in lines if line and not line.startswith("make ")]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    scripts = str(Path(sys.executable).parent)
+    return {**os.environ, "PATH": f"{scripts}:{os.environ['PATH']}", "HF_HOME": str(tmp_path / "hub")}
+
+
+def test_the_commands_work_as_they_stand(tmp_path: Path, environment: dict[str, str]) -> None:
+    """The hub is played by a server on loopback, and texts/ by a file of ours."""
+    assert len(commands()) >= 10
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "some.txt").write_text("<|endoftext|>\n".join(f"{story}\n" * 4 for story in STORIES[:400]))
+    with serving({"roneneldan/TinyStories": {"data/train-00000-of-00001.parquet": parquet(STORIES)}}) as hub:
+        for command in commands():
+            started = time.perf_counter()
+            result = subprocess.run(
+                ["bash", "-c", command],
+                cwd=tmp_path,
+                env={**environment, "HF_ENDPOINT": hub.endpoint},
+                capture_output=True,
+                text=True,
+                timeout=300,
+            )
+            print(f"{time.perf_counter() - started:5.1f} s  {command}")
+            assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
+
+
+def test_the_python_works_as_it_stands(tmp_path: Path, environment: dict[str, str]) -> None:
+    (program,) = blocks("python")
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    assert "OELM-Freeze" in result.stdout
+    assert result.stdout.count("One day") == 2
+
+
+def test_the_map_names_what_there_is() -> None:
+    """Every module and room of the source tree is on the README's map."""
+    source = Path(__file__).parents[1] / "src" / "oelm"
+    (chart,) = re.findall(r"```\n(src/oelm/.*?)```", README, flags=re.DOTALL)
+    for path in source.rglob("*.py"):
+        if path.stem not in ("__init__", "__main__", "errors"):
+            assert re.search(rf"\b{path.stem}\b", chart), f"{path.name} is not on the map"
+
+
+def test_the_variants_are_those_of_the_code() -> None:
+    from oelm import variants
+
+    rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", README, flags=re.MULTILINE))
+    assert rows == variants.NAMED
