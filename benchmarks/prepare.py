@@ -1,0 +1,135 @@
+"""Tokens per second of `oelm prepare` against the usual way: `datasets.map`, one document at a time.
+
+    python -m benchmarks.prepare TEXT.txt[.xz]
+
+Both start from the same plain text file with `<|endoftext|>` lines, use all cores, and end with a .bin of uint16 tokens
+on disk. The rounds are interleaved. The usual way is what nanoGPT's prepare.py does: tokenise each document in a
+`map` over worker processes, then copy the results out of the Arrow table in 1,024 contiguous shards. Whether both wrote
+the same tokens is checked first. Peak memory is that of our process, and of a second run over a corpus eight times the
+size, to show that it does not grow with the corpus.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.results import write_result
+from oelm.data.corpora import find_files, read_files
+from oelm.data.tokenizer import END_OF_TEXT, gpt2_encoding
+
+SHARDS = 1024
+
+
+def documents(path: Path) -> list[str]:
+    return [text for text in path.read_text().split(f"{END_OF_TEXT}\n") if text.strip()]
+
+
+def tokenise(example: dict[str, Any]) -> dict[str, Any]:
+    ids = gpt2_encoding().encode_ordinary(example["text"])
+    ids.append(50256)
+    return {"ids": ids, "len": len(ids)}
+
+
+def by_map(text: Path, target: Path) -> int:
+    """The usual way."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    datasets.disable_caching()
+    rows = datasets.Dataset.from_dict({"text": documents(text)})
+    tokenised = rows.map(tokenise, remove_columns=["text"], num_proc=os.cpu_count())
+    total = int(np.sum(tokenised["len"], dtype=np.uint64))
+    tokens = np.memmap(target, dtype=np.uint16, mode="w+", shape=(total,))
+    place = 0
+    shards = min(SHARDS, len(tokenised))
+    for index in range(shards):
+        shard = tokenised.shard(num_shards=shards, index=index, contiguous=True).with_format("numpy")
+        part = np.concatenate(shard["ids"])
+        tokens[place : place + len(part)] = part
+        place += len(part)
+    tokens.flush()
+    return total
+
+
+def by_oelm(text: Path, folder: Path) -> int:
+    from oelm.data.prepare import prepare
+
+    prepared = prepare("bench", [text], data_dir=folder, val_fraction=0.01, test_fraction=0.01, overwrite=True)
+    return int(sum(json.loads((prepared / "meta.json").read_text())["tokens"].values()))
+
+
+def peak_memory(text: Path, copies: int) -> float:
+    """Peak memory in MB of a process that prepares so many copies of the text."""
+    program = (
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "from oelm.data.prepare import prepare\n"
+        f"prepare('bench', [Path({str(text)!r})] * {copies}, data_dir=sys.argv[1])\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        result = subprocess.run([sys.executable, "-c", program, scratch], capture_output=True, text=True, check=True)
+    return int(result.stdout) / 1024
+
+
+def same_tokens(text: Path, scratch: Path) -> bool:
+    """Whether both ways give the same tokens: our splits together have the other's, document by document."""
+    by_map(text, scratch / "map.bin")
+    by_oelm(text, scratch)
+
+    def cut(tokens: np.ndarray[Any, Any]) -> list[bytes]:
+        ends = np.flatnonzero(tokens == 50256) + 1
+        return sorted(part.tobytes() for part in np.split(tokens, ends) if len(part))
+
+    ours = [np.fromfile(scratch / "bench" / f"{split}.bin", dtype=np.uint16) for split in ("train", "val", "test")]
+    return cut(np.concatenate(ours)) == cut(np.fromfile(scratch / "map.bin", dtype=np.uint16))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", type=Path, help="a .txt or .txt.xz file with <|endoftext|> lines")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    speeds: dict[str, list[float]] = {"oelm": [], "datasets.map": []}
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        text = scratch / "corpus.txt"
+        text.write_text(f"{END_OF_TEXT}\n".join(read_files(find_files([options.text]))))
+        if not same_tokens(text, scratch):
+            sys.exit("the two ways do not give the same tokens")
+        for round_number in range(1, options.rounds + 1):
+            for way in speeds:
+                started = time.perf_counter()
+                total = by_oelm(text, scratch) if way == "oelm" else by_map(text, scratch / "map.bin")
+                speeds[way].append(total / (time.perf_counter() - started))
+                print(f"round {round_number}: {way:<13} {speeds[way][-1]:>12,.0f} tokens/s", flush=True)
+        memory = {f"{copies} × the text": peak_memory(text, copies) for copies in (1, 8)}
+        size = text.stat().st_size
+    ratios = [ours / theirs for ours, theirs in zip(speeds["oelm"], speeds["datasets.map"], strict=True)]
+    result = {
+        "text": options.text.name,
+        "bytes": size,
+        "tokens": total,
+        "tokens_per_second": speeds,
+        "ratio": {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)},
+        "peak_memory_mb": memory,
+    }
+    path = write_result("prepare", result)
+    print(
+        f"ratio {result['ratio']['median']:.2f} (min {min(ratios):.2f}, max {max(ratios):.2f}); memory {memory}; {path}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""On a GPU: engines that agree, exact resume under --deterministic, mixed precision that learns."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from oelm.config import RunConfig
+from oelm.runfolder import RunFolder, read_lines
+from oelm.training import audit
+from oelm.training.loop import fit
+from tests.conftest import needs
+
+Tiny = Callable[..., RunConfig]
+
+
+@pytest.fixture(autouse=True)
+def _gpu() -> None:
+    needs("cuda")
+
+
+def losses(folder: RunFolder) -> list[float]:
+    return [record["loss"] for record in read_lines(folder.metrics)]
+
+
+def gpu(tiny: Tiny, **changes: Any) -> RunConfig:
+    fields = {"device": "cuda", "d_model": 64, "num_heads": 2, "log_interval": 1, "max_steps": 40}
+    return tiny(**{**fields, **changes})
+
+
+@pytest.mark.parametrize("name", ["baseline", "oelm_v2"])
+@pytest.mark.parametrize(("use_amp", "tolerance"), [(True, 5e-3), (False, 1e-4)])
+def test_compiled_and_eager_agree(tiny: Tiny, tmp_path: Path, name: str, use_amp: bool, tolerance: float) -> None:
+    runs = [
+        fit(gpu(tiny, model_type=name, use_amp=use_amp, engine=engine, out_dir=str(tmp_path / engine)))
+        for engine in ("eager", "compile")
+    ]
+    assert losses(runs[0]) == pytest.approx(losses(runs[1]), rel=tolerance)
+    assert runs[1].manifest()["sessions"][0]["engine"] == "compile"
+    assert runs[1].manifest()["sessions"][0]["precision"] == ("bfloat16" if use_amp else "float32")
+
+
+def test_accumulation_changes_nothing(tiny: Tiny, tmp_path: Path) -> None:
+    whole = fit(gpu(tiny, use_amp=False, out_dir=str(tmp_path / "whole")))
+    parts = fit(gpu(tiny, use_amp=False, accumulation=4, out_dir=str(tmp_path / "parts")))
+    assert losses(parts) == pytest.approx(losses(whole), rel=1e-4)
+
+
+def test_the_gpu_computes_what_the_cpu_does(tiny: Tiny, tmp_path: Path) -> None:
+    on_gpu = fit(gpu(tiny, use_amp=False, out_dir=str(tmp_path / "gpu")))
+    on_cpu = fit(gpu(tiny, device="cpu", out_dir=str(tmp_path / "cpu")))
+    assert losses(on_gpu) == pytest.approx(losses(on_cpu), rel=1e-3)
+
+
+@pytest.mark.parametrize("engine", ["eager", "compile"])
+def test_deterministic_resume_ends_with_the_same_bytes(tiny: Tiny, tmp_path: Path, engine: str) -> None:
+    """In processes of their own: one runs through, the other is taken back to its middle and runs on."""
+    fields = {"engine": engine, "deterministic": True, "dropout": 0.1, "model_type": "oelm_v2"}
+    program = "import sys, yaml; from oelm.config import RunConfig; from oelm.training.loop import fit; "
+    program += "fit(RunConfig.make(sys.argv[1]))"
+
+    def run(config: RunConfig) -> RunFolder:
+        file = tmp_path / "run.yaml"
+        file.write_text(config.to_yaml())
+        subprocess.run([sys.executable, "-c", program, str(file)], check=True)
+        return RunFolder(config.run_folder)
+
+    whole = run(gpu(tiny, **fields, out_dir=str(tmp_path / "whole")))
+    cut = run(gpu(tiny, **fields, out_dir=str(tmp_path / "cut")))
+    status = cut.path / "status.json"
+    status.write_text(status.read_text().replace("finished", "interrupted"))
+    run(gpu(tiny, **fields, out_dir=str(cut.path), resume=str(cut.checkpoints / "step-30")))
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        ours, theirs = (folder.checkpoints / "step-40" / name for folder in (cut, whole))
+        assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_the_study_runs_in_fp16_and_saves_its_scaler(tiny: Tiny) -> None:
+    folder = fit(gpu(tiny, recipe="study", warmup_steps=5, max_lr=3e-3))
+    assert folder.manifest()["sessions"][0]["precision"] == "float16"
+    assert losses(folder)[-1] < losses(folder)[0]
+    state = (folder.checkpoints / "step-40" / "state.json").read_text()
+    assert '"growth_factor"' in state
+
+
+def test_frozen_stays_frozen_and_steps_are_timed_on_the_device(tiny: Tiny) -> None:
+    folder = fit(gpu(tiny, model_type="oelm_v2"))
+    assert all(finding.intact for finding in audit.findings(folder))
+    assert all(record["step_time"] > 0 for record in read_lines(folder.metrics))
+    assert torch.cuda.get_device_name() == folder.manifest()["sessions"][0]["device"]
