@@ -72,11 +72,12 @@ def by_oelm(text: Path, folder: Path) -> int:
 def peak_memory(text: Path, copies: int) -> float:
     """Peak memory in MB of a process that prepares so many copies of the text."""
     program = (
-        "import resource, sys\n"
+        "import sys\n"
         "from pathlib import Path\n"
         "from oelm.data.prepare import prepare\n"
         f"prepare('bench', [Path({str(text)!r})] * {copies}, data_dir=sys.argv[1])\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+        # Not ru_maxrss: a child inherits its parent's.
+        "print(next(l.split()[1] for l in open('/proc/self/status') if l.startswith('VmHWM')))\n"
     )
     with tempfile.TemporaryDirectory() as scratch:
         result = subprocess.run([sys.executable, "-c", program, scratch], capture_output=True, text=True, check=True)
@@ -126,9 +127,8 @@ def main() -> None:
         "peak_memory_mb": memory,
     }
     path = write_result("prepare", result)
-    print(
-        f"ratio {result['ratio']['median']:.2f} (min {min(ratios):.2f}, max {max(ratios):.2f}); memory {memory}; {path}"
-    )
+    print(f"ratio: median {statistics.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}")
+    print(f"peak memory in MB: {memory}\n{path}")
 
 
 if __name__ == "__main__":
