@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -76,3 +77,13 @@ def test_the_variants_are_those_of_the_code() -> None:
 
     rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", README, flags=re.MULTILINE))
     assert rows == variants.NAMED
+
+
+def test_the_figures_are_those_of_the_result_files() -> None:
+    results = Path(__file__).parents[1] / "benchmarks" / "results"
+    prepared = json.loads((results / "prepare.json").read_text())
+    deterministic = json.loads((results / "deterministic.json").read_text())
+    assert f"{prepared['ratio']['median']:.1f} × as fast" in README
+    assert f"takes {max(prepared['peak_memory_mb'].values()):.0f} MB" in README
+    assert f"costs {deterministic['cost_ratio']:.1f} × the step time" in README
+    assert deterministic["resume_same_bytes"]

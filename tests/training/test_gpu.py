@@ -37,10 +37,9 @@ def gpu(tiny: Tiny, **changes: Any) -> RunConfig:
 @pytest.mark.parametrize("name", ["baseline", "oelm_v2"])
 @pytest.mark.parametrize(("use_amp", "tolerance"), [(True, 5e-3), (False, 1e-4)])
 def test_compiled_and_eager_agree(tiny: Tiny, tmp_path: Path, name: str, use_amp: bool, tolerance: float) -> None:
-    runs = [
-        fit(gpu(tiny, model_type=name, use_amp=use_amp, engine=engine, out_dir=str(tmp_path / engine)))
-        for engine in ("eager", "compile")
-    ]
+    """At a calm learning rate: where the loss falls fast, bf16's rounding alone moves a single loss by per cents."""
+    calm = {"model_type": name, "use_amp": use_amp, "max_lr": 3e-4}
+    runs = [fit(gpu(tiny, **calm, engine=engine, out_dir=str(tmp_path / engine))) for engine in ("eager", "compile")]
     assert losses(runs[0]) == pytest.approx(losses(runs[1]), rel=tolerance)
     assert runs[1].manifest()["sessions"][0]["engine"] == "compile"
     assert runs[1].manifest()["sessions"][0]["precision"] == ("bfloat16" if use_amp else "float32")
