@@ -52,6 +52,7 @@ def test_the_defaults_in_the_help_are_those_of_the_preset(capsys: pytest.Capture
     [
         (["trian"], 2, "did you mean train"),
         (["info", "--preset", "medium"], 2, "did you mean medium-512"),
+        (["compare"], 2, "name at least one run folder"),
         (["sample", "nowhere"], 2, "nowhere is no run folder"),
         (["prepare", "wikitext"], 2, "did you mean wikitext103"),
         (["info", "--d_modle", "4"], 2, "--d_model"),

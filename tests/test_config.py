@@ -93,6 +93,7 @@ def test_identity_changes_with_what_changes_the_result_and_with_nothing_else() -
         ({"warmup_steps": 2000}, "--warmup_steps 2000 is more than --max_steps 1000"),
         ({"accumulation": 3}, "--accumulation 3 does not divide --batch_size 16"),
         ({"device": "gpu"}, "--device gpu is unknown"),
+        ({"device": "0"}, "--device 0 is unknown"),
         ({"d_model": 6, "num_heads": 2, "positions": "rope"}, "even number of channels per head"),
     ],
 )
@@ -117,6 +118,11 @@ def test_a_wrong_file_names_itself_and_the_field(tmp_path: Path, content: str, m
     with pytest.raises(UserError, match=message) as error:
         RunConfig.make(file)
     assert "run.yaml" in str(error.value)
+
+
+def test_the_wish_to_resume_is_not_kept_in_the_file(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(RunConfig.make(resume="never").to_yaml())
+    assert RunConfig.make(tmp_path / "config.yaml").resume == "auto"
 
 
 def test_a_flag_that_the_file_overrules_is_refused(tmp_path: Path) -> None:

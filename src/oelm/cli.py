@@ -151,10 +151,10 @@ def audit(runs: Positional[tuple[str, ...]]) -> None:
     """
     from oelm import terminal
     from oelm.analysis.compare import find_runs
-    from oelm.training.audit import findings
+    from oelm.training.audit import findings, hashes_at_freeze
 
     for folder in find_runs(runs):
-        terminal.show_audit(str(folder.path), findings(folder))
+        terminal.show_audit(str(folder.path), findings(folder), frozen=len(hashes_at_freeze(folder)))
 
 
 def demo(data_dir: str = "data", out_dir: str = "outputs/demo") -> None:
@@ -239,10 +239,10 @@ def _judge(error: BaseException) -> tuple[int, str]:
             2,
             f"no space left on the disk ({error.filename or 'while writing'}); free some and run it again",
         )
-    if isinstance(error, PermissionError):
-        return 2, f"{error.filename}: permission denied"
     if isinstance(error, BrokenPipeError):
         return 1, ""
+    if isinstance(error, OSError) and error.filename:
+        return 2, f"{error.filename}: {(error.strerror or str(error)).lower()}"
     if isinstance(error, InterruptedRunError):
         return 128 + error.signal, str(error)
     raise error

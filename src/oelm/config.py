@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -87,7 +88,8 @@ class Training:
 
 @dataclass(frozen=True)
 class Operation:
-    """Where and how it runs. None of these changes what is trained; all of them may change on resume."""
+    """Where and how it runs. None of these changes what is trained; all of them may change on resume. (With dropout,
+    accumulation and the number of processes change which activations are dropped, though not how many.)"""
 
     dataset: str = "storybook"
     """Name of a prepared corpus (see oelm prepare)."""
@@ -175,8 +177,9 @@ class RunConfig(Operation, Training, Model):
     def to_yaml(self) -> str:
         lines: list[str] = []
         for section in (Model, Training, Operation):
-            values = {f.name: getattr(self, f.name) for f in fields(section)}
-            lines += [f"# {section.__doc__}", yaml.safe_dump(values, sort_keys=False)]
+            # `resume` is a wish for one start: kept, it would be repeated by whoever starts from this file.
+            values = {f.name: getattr(self, f.name) for f in fields(section) if f.name != "resume"}
+            lines += [f"# {' '.join((section.__doc__ or '').split())}", yaml.safe_dump(values, sort_keys=False)]
         return "\n".join(lines)
 
 
@@ -276,7 +279,7 @@ def check(config: RunConfig) -> None:
         raise UserError(f"--warmup_steps {config.warmup_steps} is more than --max_steps {config.max_steps}")
     if config.batch_size % config.accumulation:
         raise UserError(f"--accumulation {config.accumulation} does not divide --batch_size {config.batch_size}")
-    if config.device not in ("auto", "cpu", "cuda") and not config.device.removeprefix("cuda:").isdigit():
+    if not re.fullmatch(r"auto|cpu|cuda|cuda:[0-9]+", config.device):
         raise UserError(f"--device {config.device} is unknown: use auto, cpu, cuda or cuda:N")
 
 

@@ -120,7 +120,7 @@ def side_by_side(names: list[str], texts: list[str]) -> None:
         console.print(table)
 
 
-def show_audit(run: str, findings: list[Finding]) -> None:
+def show_audit(run: str, findings: list[Finding], frozen: int) -> None:
     """What the audit of a run found; a matrix that changed is an error."""
     changed = [finding for finding in findings if not finding.intact]
     matrices = {finding.matrix for finding in findings}
@@ -128,7 +128,9 @@ def show_audit(run: str, findings: list[Finding]) -> None:
     if changed:
         listed = "; ".join(f"{finding.matrix} in {finding.place}" for finding in changed)
         raise RunFailedError(f"{run}: NOT frozen: {listed}")
-    if not matrices:
+    if not matrices and frozen:
+        print(f"{run}: {frozen} frozen matrices, but no checkpoint yet to compare them with")
+    elif not matrices:
         print(f"{run}: nothing is frozen in this run")
     else:
         print(f"{run}: {len(matrices)} frozen matrices, bit-identical to their birth in {', '.join(places)}")

@@ -50,6 +50,12 @@ def test_every_format_and_compression_gives_the_same_documents(tmp_path: Path, k
     assert read(path) == DOCUMENTS
 
 
+def test_the_last_ending_says_what_a_file_is(tmp_path: Path) -> None:
+    path = tmp_path / "export.txt.jsonl"
+    path.write_bytes(encoded(".jsonl"))
+    assert read(path) == DOCUMENTS
+
+
 def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "part.txt").write_text("two")

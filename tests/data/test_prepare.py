@@ -126,6 +126,21 @@ def test_what_cannot_be_prepared_is_refused(tmp_path: Path, arguments: dict[str,
         prepare(**arguments, data_dir=tmp_path)  # type: ignore[arg-type]
 
 
+def test_only_a_prepared_corpus_is_ever_replaced(tmp_path: Path) -> None:
+    source = write_corpus(tmp_path, [f"text {i}" for i in range(300)])
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("years of work")
+    with pytest.raises(UserError, match="is no prepared corpus; move it away"):
+        prepare("precious", [source], data_dir=tmp_path, overwrite=True)
+    folder = prepare("mine", [source], data_dir=tmp_path)
+    inside = write_corpus(folder, [f"text {i}" for i in range(300)])
+    with pytest.raises(UserError, match="lie in each other"):
+        prepare("mine", [inside], data_dir=tmp_path, overwrite=True)
+    assert (precious / "thesis.txt").read_text() == "years of work"
+    assert inside.exists()
+
+
 def test_too_few_documents_for_the_splits_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="fell into val: give more documents, or raise --val-fraction"):
         prepare("mine", [write_corpus(tmp_path, ["just one"])], data_dir=tmp_path)

@@ -45,6 +45,14 @@ def test_the_command_says_so_and_notices_a_single_changed_bit(tiny: Tiny) -> Non
     assert "NOT frozen: blocks.0.attention.q.weight in checkpoints/step-20/model.safetensors" in result.stderr
 
 
+def test_a_record_that_forgot_what_was_frozen_is_no_proof(tiny: Tiny) -> None:
+    folder = fit(tiny(model_type="oelm_v2"))
+    (folder.path / audit.FILE).write_text('{"events": []}')
+    findings = audit.findings(folder)
+    assert len(findings) == 4
+    assert not any(finding.intact for finding in findings)
+
+
 def test_a_baseline_has_nothing_frozen(tiny: Tiny) -> None:
     folder = fit(tiny())
     assert audit.findings(folder) == []

@@ -80,6 +80,25 @@ def test_a_checkpoint_of_another_shape_is_passed_over(tiny: Tiny, tmp_path: Path
     assert any("blocks.0.mlp.down.weight has the shape (32, 128) instead of (32, 64)" in line for line in notes.lines)
 
 
+@pytest.mark.parametrize("content", ["[]", "null", '{"step": 20}'])
+def test_a_state_that_is_json_but_no_state_is_passed_over(tiny: Tiny, content: str) -> None:
+    folder = train_to(tiny())
+    (folder.checkpoints / "step-20" / "state.json").write_text(content)
+    notes = Notes()
+    fit(tiny(), notes)
+    assert any("step-20 cannot be used" in line for line in notes.lines)
+
+
+def test_an_optimiser_of_another_variant_is_passed_over(tiny: Tiny, tmp_path: Path) -> None:
+    folder = train_to(tiny(model_type="oelm_v2"))
+    other = fit(tiny(out_dir=str(tmp_path / "other")))
+    name = "step-20/optimizer.safetensors"
+    (folder.checkpoints / name).write_bytes((other.checkpoints / name).read_bytes())
+    notes = Notes()
+    fit(tiny(model_type="oelm_v2"), notes)
+    assert any("attention.k.weight.exp_avg has the shape (32, 32) instead of None" in line for line in notes.lines)
+
+
 def test_a_checkpoint_whose_frozen_matrix_changed_is_passed_over(tiny: Tiny) -> None:
     from safetensors.torch import save_file
 
@@ -97,9 +116,10 @@ def test_when_no_checkpoint_is_good_nothing_is_overwritten(tiny: Tiny) -> None:
     folder = train_to(tiny())
     for step in (10, 20):
         (folder.checkpoints / f"step-{step}" / "state.json").write_text("")
-    with pytest.raises(UserError, match="none of the checkpoints"):
-        fit(tiny())
-    assert (folder.checkpoints / "damaged-step-20" / "model.safetensors").exists()
+    for _ in range(2):  # and asking again changes nothing
+        with pytest.raises(UserError, match="none of the checkpoints"):
+            fit(tiny())
+    assert (folder.checkpoints / "step-20" / "model.safetensors").exists()
 
 
 def test_a_run_can_go_back_to_a_checkpoint(tiny: Tiny) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -100,16 +101,18 @@ def test_sigkill_at_any_moment_loses_nothing(tiny: Tiny, uninterrupted: RunFolde
 def test_a_polite_signal_saves_says_how_to_go_on_and_that_works(
     tiny: Tiny, uninterrupted: RunFolder, tmp_path: Path, number: signal.Signals
 ) -> None:
-    folder = RunFolder(tmp_path / "stopped")
+    folder = RunFolder(tmp_path / "a stopped run")
     process = start(tiny(**{**RUN, "save_interval": 1000}, out_dir=str(folder.path)))
     wait_until(folder.metrics.exists, process)
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert "Traceback" not in output
-    assert folder.status()["state"] == "interrupted"
+    status = folder.status()
+    assert status["state"] == "interrupted"
+    assert f"after step {status['step']};" in status["message"]
     how = next(line for line in output.splitlines() if "To go on: oelm train" in line).partition("To go on: oelm ")[2]
-    resumed = subprocess.run([sys.executable, "-m", "oelm", *how.split()], capture_output=True, text=True)
+    resumed = subprocess.run([sys.executable, "-m", "oelm", *shlex.split(how)], capture_output=True, text=True)
     assert resumed.returncode == 0, resumed.stderr
     assert "resumed from" in resumed.stdout
     assert final_bytes(folder) == final_bytes(uninterrupted)

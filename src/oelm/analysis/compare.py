@@ -13,6 +13,7 @@ from oelm.analysis.stats import Estimate, estimate, verdict
 from oelm.config import RunConfig
 from oelm.errors import UserError
 from oelm.runfolder import RunFolder, read_json
+from oelm.training.observe import perplexity
 
 CRITERION = 1.05
 
@@ -46,7 +47,7 @@ class Row:
 
     @property
     def ppl(self) -> float:
-        return math.exp(self.loss.mean)
+        return perplexity(self.loss.mean)
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,6 @@ def compare(folders: Sequence[RunFolder], criterion: float = CRITERION) -> Compa
     if criterion <= 0:
         raise UserError(f"--criterion {criterion:g} must be above 0, such as 1.05")
     results = [read_result(folder) for folder in folders]
-    if not results:
-        raise UserError("there is nothing to compare: name at least one run folder")
     _refuse_other_tasks(results)
     arms: dict[str, dict[int, Result]] = {}
     for result in results:
@@ -198,6 +197,8 @@ def _percent(gap: Estimate) -> str:
 
 def find_runs(paths: Sequence[str | Path]) -> list[RunFolder]:
     """The run folders that paths name: each path itself, or all those below it."""
+    if not paths:
+        raise UserError("name at least one run folder, or a folder with run folders below it")
     found: list[RunFolder] = []
     for path in map(Path, paths):
         if (path / "manifest.json").exists():

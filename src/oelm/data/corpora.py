@@ -124,7 +124,7 @@ def _damaged(path: Path, error: Exception) -> UserError:
 
 
 def _read_file(path: Path, text_field: str) -> Documents:
-    kind = next(kind for kind in FORMATS if kind in path.suffixes[-2:])
+    kind = next(kind for kind in FORMATS if path.name.endswith(tuple(kind + c for c in COMPRESSIONS)))
     with _open(path) as stream:
         if kind == ".parquet":
             yield from _parquet(path, stream, text_field)

@@ -86,8 +86,10 @@ def prepare(
     """Prepares a corpus and returns its folder; a folder that is already what was asked for is left as it is."""
     request = _request(name, tuple(map(str, source)), val_fraction, test_fraction, max_tokens, text_field)
     folder = Path(data_dir) / name
-    if folder.exists() and not overwrite:
-        return _existing(folder, request)
+    if folder.exists():
+        _refuse_to_replace(folder, request)
+        if not overwrite:
+            return _existing(folder, request)
     with _Scratch(folder) as scratch:
         documents, tokenizer = _open_corpus(request)
         with _Writer(scratch, tokenizer) as writer:
@@ -122,12 +124,21 @@ def _request(
     return Preparation(name, source, val, test, max_tokens, text_field)
 
 
+def _refuse_to_replace(folder: Path, request: Preparation) -> None:
+    """Nothing but a prepared corpus is ever replaced, and never one that a source lies in."""
+    if not (folder / "meta.json").exists() or not (folder / "train.bin").exists():
+        raise UserError(f"{folder} exists and is no prepared corpus; move it away or choose another name")
+    for source in map(Path, request.source):
+        if source.resolve().is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(source.resolve()):
+            raise UserError(f"--source {source} and {folder} lie in each other; move the source or choose another name")
+
+
 def _existing(folder: Path, request: Preparation) -> Path:
     try:
         meta = json.loads((folder / "meta.json").read_text())
         made_from = {key: meta[key] for key in ("source", "settings")}
     except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{folder} exists and is no prepared corpus; move it away or pass --overwrite") from None
+        raise UserError(f"{folder / 'meta.json'} cannot be read; pass --overwrite to prepare it again") from None
     if made_from != request.describe():
         raise UserError(
             f"{folder} was prepared with other settings; pass --overwrite to replace it, or choose another name"

@@ -44,17 +44,30 @@ def hashes_at_freeze(folder: RunFolder) -> dict[str, str]:
 def findings(folder: RunFolder) -> list[Finding]:
     """Every frozen matrix, at the end of the run and in every checkpoint that there is."""
     expected = hashes_at_freeze(folder)
-    found = []
+    missing = _frozen_by_variant(folder) - expected.keys()
+    found = [Finding(name, "the record of what was frozen", False) for name in sorted(missing)]
     for event in read_json(folder.path / FILE)["events"]:
         if event["event"] == "end":
             found += [
                 Finding(name, f"step {event['step']} (end)", event["sha256"].get(name) == digest)
                 for name, digest in expected.items()
             ]
-    for path in sorted(folder.checkpoints.glob("**/*.safetensors")):
-        if path.name in ("model.safetensors", "best.safetensors"):
-            found += _in_file(path, str(path.relative_to(folder.path)), expected)
+    weights = [*folder.checkpoints.glob("step-*/model.safetensors"), *folder.checkpoints.glob("best.safetensors")]
+    for path in sorted(weights):
+        found += _in_file(path, str(path.relative_to(folder.path)), expected)
     return found
+
+
+def _frozen_by_variant(folder: RunFolder) -> set[str]:
+    """The matrices that the run's variant freezes, whatever the record says."""
+    config = folder.config()
+    sides = {"q": config.variant.q, "k": config.variant.k}
+    return {
+        f"blocks.{layer}.attention.{name}.weight"
+        for layer in range(config.num_layers)
+        for name, side in sides.items()
+        if not side.trained
+    }
 
 
 def _in_file(path: Path, place: str, expected: dict[str, str]) -> list[Finding]:

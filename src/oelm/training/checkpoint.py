@@ -24,6 +24,7 @@ from oelm.errors import UserError
 from oelm.runfolder import write_json, write_whole
 
 KEPT = 2
+STATE_KEYS = {"step", "best", "last_val", "since_log", "scaler", "clock"}
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -64,17 +65,27 @@ def save_best(folder: Path, model: nn.Module, step: int, loss: float) -> None:
     write_whole(folder / "best.safetensors", serialize(_weights(model), metadata=about))
 
 
-def newest(folder: Path, say: Callable[[str], None], model: nn.Module, frozen_hashes: dict[str, str]) -> Path | None:
+def newest(
+    folder: Path,
+    say: Callable[[str], None],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    frozen_hashes: dict[str, str],
+) -> Path | None:
     """The newest checkpoint that can be used, passing over damaged ones aloud. None where there is none at all."""
-    candidates = _by_age(folder)
-    for path in candidates:
+    damaged: list[Path] = []
+    for path in _by_age(folder):
         try:
-            check(path, model, frozen_hashes)
-            return path
+            check(path, model, optimizer, frozen_hashes)
         except DamagedError as damage:
-            aside = path.rename(folder / f"damaged-{path.name}")
-            say(f"checkpoint {path} cannot be used: {damage}. Set aside as {aside.name}; trying the one before it")
-    if candidates:
+            say(f"checkpoint {path} cannot be used: {damage}; trying the one before it")
+            damaged.append(path)
+            continue
+        for bad in damaged:
+            say(f"set aside as {bad.rename(folder / f'damaged-{bad.name}').name}")
+        write_whole(folder / "last", path.name)
+        return path
+    if damaged:
         raise UserError(
             f"none of the checkpoints in {folder} can be used (see above); "
             f"to start the run anew, remove {folder.parent} or choose another --out_dir"
@@ -97,23 +108,32 @@ def last(folder: Path) -> Path | None:
     return folder / pointer.read_text() if pointer.exists() else None
 
 
-def check(path: Path, model: nn.Module, frozen_hashes: dict[str, str]) -> None:
+def check(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, frozen_hashes: dict[str, str]) -> None:
     """Raises DamagedError unless the checkpoint is whole, of this model's shape, and true to the frozen matrices."""
     try:
         read_state(path)
         with safe_open(path / "optimizer.safetensors", framework="pt") as file:
-            file.keys()
+            moments = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         saved = load_weights(path / "model.safetensors")
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise DamagedError(f"cut short or damaged ({error})") from None
-    expected = {name: tuple(tensor.shape) for name, tensor in _weights(model).items()}
     found = {name: tuple(tensor.shape) for name, tensor in saved.items()}
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            raise DamagedError(f"{name} has the shape {found.get(name)} instead of {expected.get(name)}")
+    _same_shapes(found, {name: tuple(tensor.shape) for name, tensor in _weights(model).items()})
+    expected = {
+        f"{name}.{key}": () if key == "step" else tuple(parameter.shape)
+        for name, parameter in _trained(model, optimizer)
+        for key in MOMENTS
+    }
+    _same_shapes(moments, expected)
     for name, digest in frozen_hashes.items():
         if tensor_hash(saved[name]) != digest:
             raise DamagedError(f"the frozen matrix {name} is not the one that was frozen")
+
+
+def _same_shapes(found: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]) -> None:
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise DamagedError(f"{name} has the shape {found.get(name)} instead of {expected.get(name)}")
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -127,7 +147,8 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 
 def read_state(path: Path) -> dict[str, Any]:
     state: dict[str, Any] = json.loads((path / "state.json").read_text())
-    state["step"]  # what every state has; a KeyError otherwise
+    if missing := STATE_KEYS - state.keys():
+        raise KeyError(f"state.json lacks {', '.join(sorted(missing))}")
     return state
 
 

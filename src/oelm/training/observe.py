@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from oelm.training.clock import formatted
 
 
+def perplexity(loss: float) -> float:
+    """exp(loss); a run that diverges may have a loss whose exponential is no number any more."""
+    return math.exp(min(loss, 700.0))
+
+
 @dataclass(frozen=True)
 class Progress:
     step: int
@@ -27,7 +32,7 @@ class Progress:
     def validation(self) -> str:
         if self.val_loss is None or self.best_loss is None:
             return ""
-        return f"val PPL {math.exp(self.val_loss):.2f} (best {math.exp(self.best_loss):.2f})"
+        return f"val PPL {perplexity(self.val_loss):.2f} (best {perplexity(self.best_loss):.2f})"
 
 
 class Observer:

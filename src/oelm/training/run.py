@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,7 +25,7 @@ from oelm.training import audit, checkpoint
 from oelm.training.clock import Clock, StepTimer, formatted
 from oelm.training.evaluate import diagnose, evaluate
 from oelm.training.manifest import manifest, session
-from oelm.training.observe import Observer, Progress
+from oelm.training.observe import Observer, Progress, perplexity
 from oelm.training.schedule import learning_rate
 from oelm.training.step import MicroBatches, Stepper
 from oelm.training.world import World
@@ -119,11 +120,11 @@ class Run:
             if path.parent != self.folder.checkpoints.resolve():
                 raise UserError(f"--resume {self.config.resume} is not a checkpoint of {self.folder.path}")
             try:
-                checkpoint.check(path, model, frozen)
+                checkpoint.check(path, model, self.stepper.optimizer, frozen)
             except checkpoint.DamagedError as damage:
                 raise UserError(f"--resume {self.config.resume} cannot be used: {damage}") from None
             checkpoint.go_back(path)
-        return checkpoint.newest(self.folder.checkpoints, self.say, model, frozen)
+        return checkpoint.newest(self.folder.checkpoints, self.say, model, self.stepper.optimizer, frozen)
 
     def _rehearse(self) -> None:
         """Compiles, and times a step that changes nothing, to say how long it will take."""
@@ -270,9 +271,11 @@ class Run:
 
     def interrupted(self, number: int) -> InterruptedRunError:
         path = self.folder.path
+        if self.heart:
+            self.heart.at(self.step)
         return InterruptedRunError(
             f"stopped by {signal.Signals(number).name} after step {self.step}; everything is saved. "
-            f"To go on: oelm train --config {path}/config.yaml --out_dir {path}",
+            f"To go on: oelm train --config {shlex.quote(f'{path}/config.yaml')} --out_dir {shlex.quote(str(path))}",
             number,
         )
 
@@ -290,13 +293,13 @@ class Run:
         stats = {
             "model_type": self.config.model_type,
             "init_method": str(self.config.variant),
-            "final_perplexity": math.exp(loss),
-            "best_perplexity": None if self.best is None else math.exp(self.best),
+            "final_perplexity": perplexity(loss),
+            "best_perplexity": None if self.best is None else perplexity(self.best),
             **self.clock.stats(),
         }
         write_json(self.folder.path / "timing_stats.json", stats)
         self.heart.end("finished")
-        self.say(f"finished: val loss {loss:.4f}, PPL {math.exp(loss):.3f} on all {tokens:,} validation tokens")
+        self.say(f"finished: val loss {loss:.4f}, PPL {perplexity(loss):.3f} on all {tokens:,} validation tokens")
 
     def fail(self, state: str, message: str) -> None:
         if self.heart is not None:
@@ -316,7 +319,7 @@ class Run:
                 "split": "val",
                 "final": final,
                 "loss": loss,
-                "ppl": math.exp(min(loss, 700.0)),
+                "ppl": perplexity(loss),
                 "tokens_scored": tokens,
                 "tokens_seen": self.step * self.config.tokens_per_step,
                 "elapsed": self.clock.total,
