@@ -102,8 +102,7 @@ def test_interrupted_it_leaves_nothing_that_looks_finished(tmp_path: Path, numbe
         while not list((tmp_path / "data").glob(".mine.unfinished-*/train.bin")):
             time.sleep(0.05)
         process.send_signal(number)
-        time.sleep(0.2)
-    _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=60)  # the pipe stays open, so that only the signal can end it
     assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 130)
     assert "Traceback" not in errors
     assert not (tmp_path / "data" / "mine").exists()
