@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from oelm.data.tokenizer import Tokenizer, open_tokenizer
 from oelm.errors import UserError
@@ -43,7 +44,7 @@ def open_model(folder: RunFolder, best: bool = False) -> GPT:
     if not path.exists():
         raise UserError(f"{folder.path} has no checkpoint yet")
     try:
-        model.load_state_dict(checkpoint.load_weights(path))
+        model.load_state_dict(load_file(path))
     except (SafetensorError, RuntimeError, OSError) as error:
         raise UserError(f"{path} cannot be loaded: {' '.join(str(error).split())}") from None
     return model.eval()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oelm.data import batches
-from oelm.data.batches import Batches, ahead, open_corpus, validation_windows
+from oelm.data.batches import Ahead, Batches, open_corpus, validation_windows
 from oelm.errors import UserError
 
 
@@ -45,18 +45,25 @@ def test_an_epoch_visits_every_window_once_and_the_next_in_another_order() -> No
 
 
 def test_targets_are_the_next_tokens() -> None:
-    inputs, targets = make().batch(5)
+    inputs, targets, _ = make().batch(5)
     np.testing.assert_array_equal(targets, inputs + 1)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_gathering_ahead_changes_nothing(workers: int) -> None:
     data = make()
-    gathered = list(ahead(data, 3, 20, 0, 2, 2, workers))
-    assert len(gathered) == 17
-    for step, parts in enumerate(gathered, start=3):
-        for part, expected in zip(parts, data.share(step, 0, 2, 2), strict=True):
-            np.testing.assert_array_equal(part[0], expected[0])
+    ahead = Ahead(data, rank=0, world=2, accumulation=2, workers=workers)
+    for step in (3, 4, 5, 6, 20, 21, 4, 5):
+        for part, expected in zip(ahead.take(step), data.share(step, 0, 2, 2), strict=True):
+            for ours, theirs in zip(part, expected, strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+
+
+def test_sequences_are_numbered_over_the_whole_run() -> None:
+    data = make(batch_size=8)
+    assert data.batch(0).rows.tolist() == list(range(8))
+    rows = [row for rank in range(2) for micro in data.share(3, rank, 2, 2) for row in micro.rows.tolist()]
+    assert sorted(rows) == list(range(24, 32))
 
 
 @given(st.integers(2, 500), st.integers(1, 60), st.one_of(st.none(), st.integers(1, 600)))

@@ -10,12 +10,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -128,6 +127,14 @@ def _write_cache(folder: Path, cache: dict[str, Any]) -> None:
         (folder / HASH_CACHE).write_text(json.dumps(cache))
 
 
+class MicroBatch(NamedTuple):
+    """Sequences that are computed together."""
+
+    inputs: Tokens  # (rows, seq_len)
+    targets: Tokens  # the inputs' successors
+    rows: Tokens  # the number of each sequence in the run
+
+
 @dataclass(frozen=True)
 class Batches:
     """The training data as a function of the step."""
@@ -142,22 +149,33 @@ class Batches:
         """Sequences per epoch; each window's last token is the target of its last input."""
         return (len(self.tokens) - 1) // self.seq_len
 
-    def batch(self, step: int) -> tuple[Tokens, Tokens]:
-        """Inputs and targets of a step, (batch_size, seq_len) each, the same for everyone who asks."""
-        rows = np.stack([self._window(step * self.batch_size + i) for i in range(self.batch_size)])
-        return rows[:, :-1], rows[:, 1:]
+    def rows(self, step: int) -> Tokens:
+        """The numbers of a step's sequences; a run counts them from its start, over all epochs."""
+        return np.arange(step * self.batch_size, (step + 1) * self.batch_size)
 
-    def share(self, step: int, rank: int, world: int, accumulation: int) -> list[tuple[Tokens, Tokens]]:
-        """This rank's micro-batches: the batch cut into world × accumulation equal parts."""
-        x, y = self.batch(step)
-        size = self.batch_size // (world * accumulation)
-        starts = ((micro * world + rank) * size for micro in range(accumulation))
-        return [(x[start : start + size], y[start : start + size]) for start in starts]
+    def starts(self, rows: Tokens) -> Tokens:
+        """Where in the tokens each sequence begins."""
+        epochs, places = np.divmod(rows, self.windows)
+        starts = np.empty_like(rows)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            starts[here] = _order(self.windows, self.seed, int(epoch))[places[here]]
+        return starts * self.seq_len
 
-    def _window(self, index: int) -> Tokens:
-        epoch, place = divmod(index, self.windows)
-        start = int(_order(self.windows, self.seed, epoch)[place]) * self.seq_len
-        return np.asarray(self.tokens[start : start + self.seq_len + 1], dtype=np.int64)
+    def sequences(self, rows: Tokens) -> MicroBatch:
+        """The sequences of these numbers."""
+        places = self.starts(rows)[:, None] + np.arange(self.seq_len + 1)
+        tokens = self.tokens[places].astype(np.int64)
+        return MicroBatch(tokens[:, :-1], tokens[:, 1:], rows)
+
+    def batch(self, step: int) -> MicroBatch:
+        """The whole batch of a step, the same for everyone who asks."""
+        return self.sequences(self.rows(step))
+
+    def share(self, step: int, rank: int, world: int, accumulation: int) -> list[MicroBatch]:
+        """This rank's micro-batches: the step's batch cut into world × accumulation equal parts."""
+        parts = self.rows(step).reshape(accumulation, world, -1)[:, rank]
+        return [self.sequences(rows) for rows in parts]
 
 
 @functools.lru_cache(maxsize=4)
@@ -166,24 +184,22 @@ def _order(windows: int, seed: int, epoch: int) -> npt.NDArray[np.uint32]:
     return np.random.default_rng([seed, epoch]).permutation(np.arange(windows, dtype=np.uint32))
 
 
-def ahead(
-    batches: Batches, first: int, last: int, rank: int, world: int, accumulation: int, workers: int
-) -> Iterator[list[tuple[Tokens, Tokens]]]:
-    """This rank's micro-batches of steps first … last - 1, gathered ahead of time by `workers` threads."""
-    if not workers:
-        yield from (batches.share(step, rank, world, accumulation) for step in range(first, last))
-        return
-    with ThreadPoolExecutor(workers) as pool:
-        depth = 2 * workers
-        pending = [
-            pool.submit(batches.share, step, rank, world, accumulation)
-            for step in range(first, min(first + depth, last))
-        ]
-        for step in range(first, last):
-            current = pending.pop(0)
-            if step + depth < last:
-                pending.append(pool.submit(batches.share, step + depth, rank, world, accumulation))
-            yield current.result()
+class Ahead:
+    """This rank's micro-batches of any step, the following steps' gathered meanwhile by `workers` threads."""
+
+    def __init__(self, batches: Batches, rank: int, world: int, accumulation: int, workers: int) -> None:
+        self._share = functools.partial(batches.share, rank=rank, world=world, accumulation=accumulation)
+        self._depth = 2 * workers
+        self._pool = ThreadPoolExecutor(workers) if workers else None
+        self._pending: dict[int, Future[list[MicroBatch]]] = {}
+
+    def take(self, step: int) -> list[MicroBatch]:
+        if self._pool is None:
+            return self._share(step)
+        wanted = range(step, step + self._depth + 1)
+        kept = {number: future for number, future in self._pending.items() if number in wanted}
+        self._pending = {number: kept.get(number) or self._pool.submit(self._share, number) for number in wanted}
+        return self._pending[step].result()
 
 
 def validation_windows(tokens: npt.NDArray[Any], seq_len: int, limit: int | None) -> list[tuple[int, int]]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors.torch import load_file
+
 from oelm.errors import UserError
 from oelm.model.gpt import GPT
 from oelm.runfolder import RunFolder, read_json, write_json
-from oelm.training.checkpoint import load_weights, tensor_hash
+from oelm.training.checkpoint import tensor_hash
 
 FILE = "freeze_audit.json"
 
@@ -72,7 +74,7 @@ def _frozen_by_variant(folder: RunFolder) -> set[str]:
 
 def _in_file(path: Path, place: str, expected: dict[str, str]) -> list[Finding]:
     try:
-        weights = load_weights(path)
+        weights = load_file(path)
     except Exception as error:  # safetensors raises its own and OSErrors
         raise UserError(f"{path} cannot be read: {error}") from None
     return [
