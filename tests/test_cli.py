@@ -55,6 +55,7 @@ def test_the_defaults_in_the_help_are_those_of_the_preset(capsys: pytest.Capture
         (["compare"], 2, "name at least one run folder"),
         (["sample", "nowhere"], 2, "nowhere is no run folder"),
         (["prepare", "wikitext"], 2, "did you mean wikitext103"),
+        (["info", "--dataset", "storybok"], 2, "did you mean storybook"),
         (["info", "--d_modle", "4"], 2, "--d_model"),
     ],
 )
@@ -86,3 +87,5 @@ def test_info_without_a_vocabulary_takes_the_corpus_s(tmp_path: Path) -> None:
     assert total < 300_000
     other = json.loads(oelm("info", "--dataset", "tinystories", "--json", cwd=tmp_path).stdout)["parameters"]["total"]
     assert other > 3_000_000
+    named = oelm("info", "--dataset", "not-prepared", "--vocab_size", "1024", "--json", cwd=tmp_path)
+    assert json.loads(named.stdout)["parameters"]["total"] == total

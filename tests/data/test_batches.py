@@ -82,7 +82,7 @@ def corpus(storybook: Path, tmp_path: Path) -> Path:
 def test_a_good_corpus_opens(corpus: Path) -> None:
     opened = open_corpus(corpus, 0, 64)
     assert opened.vocab_size == 1024
-    assert len(opened.split("train")) == opened.meta["tokens"]["train"]
+    assert len(opened.split("train")) == opened.meta.tokens["train"]
 
 
 def test_a_corpus_is_hashed_once_and_again_only_when_it_changed(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,10 +102,19 @@ def test_a_corpus_is_hashed_once_and_again_only_when_it_changed(corpus: Path, mo
     assert scanned == ["train.bin", "val.bin", "val.bin"]
 
 
+NONSENSE = [b"[]", b"{", b"\xff", b"[" * 100_000, b'{"train": 1, "val": {"mark": 0}}']
+
+
+@pytest.mark.parametrize("content", NONSENSE)
+def test_a_cache_of_nonsense_is_ignored(corpus: Path, content: bytes) -> None:
+    (corpus / batches.HASH_CACHE).write_bytes(content)
+    open_corpus(corpus, 0, 64)
+    assert json.loads((corpus / batches.HASH_CACHE).read_text())["val"]["greatest"] < 1024
+
+
 def damage(folder: Path, how: str) -> None:
     train = folder / "train.bin"
     content = train.read_bytes()
-    meta = json.loads((folder / "meta.json").read_text())
     match how:
         case "missing":
             train.unlink()
@@ -115,12 +124,6 @@ def damage(folder: Path, how: str) -> None:
             train.write_bytes(content[:-2] + b"\x01\x00")
         case "no meta":
             (folder / "meta.json").unlink()
-        case "bad meta":
-            (folder / "meta.json").write_text("{")
-        case "foreign meta":
-            (folder / "meta.json").write_text('{"a": 1}')
-        case "bad dtype":
-            (folder / "meta.json").write_text(json.dumps({**meta, "dtype": "object"}))
 
 
 @pytest.mark.parametrize(
@@ -131,9 +134,6 @@ def damage(folder: Path, how: str) -> None:
         ("truncated", r"train\.bin has 100 bytes instead of"),
         ("changed", r"train\.bin is not the file that meta\.json describes"),
         ("no meta", r"holds no prepared corpus; run: oelm prepare storybook"),
-        ("bad meta", r"meta\.json is damaged"),
-        ("foreign meta", r"meta\.json is damaged"),
-        ("bad dtype", "dtype must be uint16 or uint32"),
     ],
 )
 def test_a_corpus_that_is_not_whole_is_refused(corpus: Path, how: str, message: str) -> None:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from oelm.data.meta import Meta
 from oelm.errors import UserError
 
 Tokens = npt.NDArray[np.int64]
@@ -30,23 +31,23 @@ class Corpus:
     """A prepared folder: memory-mapped splits and what meta.json says of them."""
 
     folder: Path
-    meta: dict[str, Any]
+    meta: Meta
 
     @property
     def vocab_size(self) -> int:
-        return int(self.meta["vocab_size"])
+        return self.meta.vocab_size
 
     @property
     def hashes(self) -> dict[str, str]:
-        return dict(self.meta["sha256"])
+        return self.meta.sha256
 
     def split(self, name: str) -> npt.NDArray[Any]:
-        return np.memmap(self.folder / f"{name}.bin", dtype=self.meta["dtype"], mode="r")
+        return np.memmap(self.folder / f"{name}.bin", dtype=self.meta.dtype, mode="r")
 
 
 def open_corpus(folder: Path, vocab_size: int, seq_len: int) -> Corpus:
     """The corpus in a folder, after checking that a model of this vocabulary can be trained on it."""
-    corpus = Corpus(folder, _read_meta(folder))
+    corpus = Corpus(folder, Meta.read(folder))
     greatest = {split: verify(corpus, split) for split in ("train", "val")}
     for split, token in greatest.items():
         limit = vocab_size or corpus.vocab_size
@@ -55,27 +56,12 @@ def open_corpus(folder: Path, vocab_size: int, seq_len: int) -> Corpus:
                 f"{folder / split}.bin holds the token {token}, beyond --vocab_size {limit}; "
                 f"its tokenizer has {corpus.vocab_size}"
             )
-        if corpus.meta["tokens"][split] < seq_len + 1:
+        if corpus.meta.tokens[split] < seq_len + 1:
             raise UserError(
-                f"{folder / split}.bin has {corpus.meta['tokens'][split]} tokens, fewer than one sequence of "
+                f"{folder / split}.bin has {corpus.meta.tokens[split]} tokens, fewer than one sequence of "
                 f"--seq_len {seq_len} and its target; prepare more text or train on shorter sequences"
             )
     return corpus
-
-
-def _read_meta(folder: Path) -> dict[str, Any]:
-    path = folder / "meta.json"
-    if not path.exists():
-        raise UserError(f"{folder} holds no prepared corpus; run: oelm prepare {folder.name}")
-    try:
-        meta = json.loads(path.read_text())
-        for key in ("dtype", "vocab_size", "tokens", "sha256", "tokenizer"):
-            meta[key]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error}); prepare the corpus again with --overwrite") from None
-    if not isinstance(meta, dict) or meta["dtype"] not in ("uint16", "uint32"):
-        raise UserError(f"{path}: dtype must be uint16 or uint32; prepare the corpus again with --overwrite")
-    return meta
 
 
 def verify(corpus: Corpus, split: str) -> int:
@@ -89,20 +75,21 @@ def verify(corpus: Corpus, split: str) -> int:
         stat = path.stat()
     except FileNotFoundError:
         raise UserError(f"{path} is missing{again}") from None
-    expected = corpus.meta["tokens"][split] * np.dtype(corpus.meta["dtype"]).itemsize
+    expected = corpus.meta.tokens[split] * np.dtype(corpus.meta.dtype).itemsize
     if stat.st_size != expected:
         raise UserError(f"{path} has {stat.st_size} bytes instead of {expected}{again}")
     if not expected:
         raise UserError(f"{path} is empty{again}")
-    mark = [stat.st_size, stat.st_mtime_ns, corpus.meta["sha256"][split]]
+    mark = [stat.st_size, stat.st_mtime_ns, corpus.hashes[split]]
     cache = _read_cache(corpus.folder)
-    if split not in cache or cache[split]["mark"] != mark:
-        digest, greatest = _scan(path, corpus.meta["dtype"])
-        if digest != corpus.meta["sha256"][split]:
-            raise UserError(f"{path} is not the file that meta.json describes (its sha256 differs){again}")
-        cache[split] = {"mark": mark, "greatest": greatest}
-        _write_cache(corpus.folder, cache)
-    return int(cache[split]["greatest"])
+    match cache.get(split):
+        case {"mark": seen, "greatest": int(greatest)} if seen == mark:
+            return greatest
+    digest, greatest = _scan(path, corpus.meta.dtype)
+    if digest != corpus.hashes[split]:
+        raise UserError(f"{path} is not the file that meta.json describes (its sha256 differs){again}")
+    _write_cache(corpus.folder, {**cache, split: {"mark": mark, "greatest": greatest}})
+    return greatest
 
 
 def _scan(path: Path, dtype: str) -> tuple[str, int]:
@@ -116,10 +103,10 @@ def _scan(path: Path, dtype: str) -> tuple[str, int]:
 
 def _read_cache(folder: Path) -> dict[str, Any]:
     try:
-        cache = json.loads((folder / HASH_CACHE).read_text())
-        return {split: entry for split, entry in cache.items() if {"mark", "greatest"} <= entry.keys()}
-    except (OSError, ValueError, AttributeError):
+        cache = json.loads((folder / HASH_CACHE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return {}
+    return cache if isinstance(cache, dict) else {}
 
 
 def _write_cache(folder: Path, cache: dict[str, Any]) -> None:

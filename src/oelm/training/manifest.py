@@ -33,8 +33,8 @@ def manifest(config: RunConfig, corpus: Corpus, model: GPT) -> dict[str, Any]:
         "parameters": {"total": total, "trainable": total - frozen, "frozen": frozen},
         "data": {
             "dataset": config.dataset,
-            "tokenizer": corpus.meta["tokenizer"],
-            "tokens": corpus.meta["tokens"],
+            "tokenizer": corpus.meta.tokenizer,
+            "tokens": corpus.meta.tokens,
             "sha256": corpus.hashes,
         },
         "learning_rate": {

@@ -335,7 +335,7 @@ class Run:
     def _write_sample(self) -> None:
         """Two hundred tokens from the finished model. A machine without the tokenizer goes without, and says so."""
         try:
-            tokenizer = open_tokenizer(self.corpus.meta["tokenizer"], self.corpus.folder)
+            tokenizer = open_tokenizer(self.corpus.meta.tokenizer, self.corpus.folder)
         except (ImportError, UserError) as error:
             self.say(f"no sample written: {error}")
             return
