@@ -44,13 +44,8 @@ def worked(config: RunConfig, steps: int) -> tuple[GPT, Working, list[tuple[floa
         for micro, batch in enumerate(data.share(step, 0, 1, config.accumulation)):
             inputs, targets, rows = map(torch.from_numpy, batch)
             loss += working.gradients(inputs, targets, rows, 1 / config.tokens_per_step, micro > 0)
-        norm = clipped_adamw(
-            [group.buffers for group in working.groups],
-            [group.decay for group in working.groups],
-            torch.tensor(learning_rate(config, step)),
-            (config.beta1, config.beta2),
-            config.grad_clip,
-        )
+        rate, betas = learning_rate(config, step), (config.beta1, config.beta2)
+        norm = clipped_adamw(working.flat, working.gradient, rate, betas, config.grad_clip)
         working.restack()
         results.append((loss.item() / config.tokens_per_step, norm.item()))
     return model, working, results
@@ -67,7 +62,7 @@ def test_it_trains_as_the_logical_model_does(tiny: Tiny, variant: str, settings:
     assert results == [pytest.approx(pair, rel=1e-5) for pair in expected]
     for (name, weight), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(weight, other, rtol=1e-3, atol=1e-5, msg=name)
-    moments = {name: tensor for group in working.groups for name, tensor in group.moments().items()}
+    moments = working.flat.moments()
     assert moments.keys() == their_moments.keys()
     assert all(moments[name].shape == tensor.shape for name, tensor in their_moments.items())
 
@@ -78,7 +73,7 @@ def test_a_frozen_matrix_is_in_no_group_and_does_not_move(tiny: Tiny) -> None:
     model, working, _ = worked(config, 3)
     for name, weight in model.query_key_weights().items():
         assert torch.equal(weight, born[name])
-        assert f"{name}.exp_avg" not in {key for group in working.groups for key in group.moments()}
+        assert f"{name}.exp_avg" not in working.flat.moments()
 
 
 def test_the_working_copy_follows_weights_that_are_replaced(tiny: Tiny) -> None:
@@ -95,7 +90,7 @@ def test_the_working_copy_follows_weights_that_are_replaced(tiny: Tiny) -> None:
 
 def test_padding_of_the_vocabulary_stays_zero(tiny: Tiny) -> None:
     _, working, _ = worked(tiny(vocab_size=61).resolved(61), 5)
-    table = working.groups[0].by_unit(working.groups[0].buffers.weights)[0]
+    table = working.flat.by_unit(working.flat.weights)[0]
     assert table.shape[0] == 64
     assert not table[61:].any()
     assert table[:61].any(dim=1).all()

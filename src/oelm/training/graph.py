@@ -11,13 +11,15 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from oelm.config import RunConfig
-from oelm.data.batches import Batches
+from oelm.data.batches import Ahead, Batches
 from oelm.model.gpt import GPT
-from oelm.training.flat import clipped_adamw
+from oelm.training.flat import corrections
+from oelm.training.kernels import FusedAdamW
 from oelm.training.schedule import learning_rate
 from oelm.training.step import Engine
 from oelm.training.working import Working
@@ -33,52 +35,41 @@ class GraphEngine(Engine):
 
     def __init__(self, model: GPT, config: RunConfig, world: World, batches: Batches) -> None:
         super().__init__(model, config, world, batches)
+        self._betas = (config.beta1, config.beta2)
         self._working = Working(model, config, self.precision)
         self._eager_trunk = self._working.trunk
         self._trunk = cast(Any, torch.compile(self._eager_trunk, dynamic=False))
-        self._update = cast(Any, torch.compile(clipped_adamw, dynamic=False))
+        self._update = FusedAdamW(self._working.flat, self._betas, config.grad_clip)
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._corpus = self._on_device(batches.tokens)
-        device, width = world.device, config.batch_size
-        self._starts = torch.zeros(PLANNED_STEPS, width, dtype=torch.long, device=device)
-        self._rows = torch.zeros(PLANNED_STEPS, width, dtype=torch.long, device=device)
-        self._rates = torch.zeros(PLANNED_STEPS, device=device)
-        self._losses = torch.zeros(PLANNED_STEPS, 2, device=device)
-        self._place = torch.zeros(1, dtype=torch.long, device=device)  # of the next step in the plan
-        self._planned = range(0)
-        self._fetched = 0  # the first step whose loss nobody has asked for yet
-        self._results: list[tuple[float, float]] = []
+        self._plan = Plan(config, batches, world.device, self._betas)
+        self._corpus = _resident(batches.tokens, world.device)
+        self._staged = Ahead(batches, 0, 1, 1, config.num_workers)  # for a corpus that does not fit on the device
+        self._sequences = torch.zeros(config.batch_size, config.seq_len + 1, dtype=torch.long, device=world.device)
 
     def step(self, step: int) -> None:
         if self._graph is None:
             self.rehearse(step)
-        if step not in self._planned:
-            self._plan(step)
         assert self._graph is not None
+        self._prepare(step)
         self._graph.replay()
-        self._done = step + 1
+        self._working.flat.updates.add_(1)
+        self._plan.done(step)
 
     def results(self) -> list[tuple[float, float]]:
-        if self._planned:
-            first = self._planned.start
-            new = self._losses[self._fetched - first : self._done - first].double().tolist()
-            self._results += [(loss, norm) for loss, norm in new]
-            self._fetched = self._done
-        results, self._results = self._results, []
-        return results
+        return self._plan.results()
 
     def rehearse(self, step: int) -> float:
         with self._unchanged():
-            self._plan(step)
+            self._prepare(step)
             self._capture()
             assert self._graph is not None
             seconds = self._timed(self._graph.replay)
-        self._planned = range(0)
+        self._plan.forget()
         return seconds
 
     def score(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        whole = inputs.numel() == self.scored_tokens
-        self._working.trunk = self._trunk if whole else self._eager_trunk
+        whole = inputs.shape == (self.scored_tokens // self.config.seq_len, self.config.seq_len)
+        self._working.trunk = self._trunk if whole else self._eager_trunk  # compiled for one shape only
         self._working.model.eval()
         summed = self._working.score(inputs, targets)
         self._working.model.train()
@@ -89,92 +80,143 @@ class GraphEngine(Engine):
         return max(1, SCORED_TOKENS // self.config.seq_len) * self.config.seq_len
 
     def moments(self) -> dict[str, Tensor]:
-        return {name: tensor for group in self._working.groups for name, tensor in group.moments().items()}
+        return self._working.flat.moments()
 
     def restore(self, state: dict[str, Any]) -> None:
         self._working.refresh()
-        self._planned = range(0)
+        self._plan.forget()
 
-    def _plan(self, step: int) -> None:
-        """Writes the next steps to the device, in the order of its stream: replays before it still see the old plan."""
-        self._results = self.results()
-        steps = range(step, min(step + PLANNED_STEPS, self.config.max_steps))
-        rows = np.stack([self.batches.rows(number) for number in steps])
-        rates = np.array([learning_rate(self.config, number) for number in steps], dtype=np.float32)
-        count = len(steps)
-        for buffer, values in (
-            (self._rows, rows),
-            (self._starts, self.batches.starts(rows.reshape(-1)).reshape(rows.shape)),
-            (self._rates, rates),
-        ):
-            buffer[:count].copy_(torch.from_numpy(values).pin_memory(), non_blocking=True)
-        self._place.zero_()
-        self._planned, self._fetched, self._done = steps, step, step
+    def _prepare(self, step: int) -> None:
+        self._plan.reach(step, self._working.flat.updates.item())
+        if self._corpus is None:
+            (batch,) = self._staged.take(step)
+            self._sequences[:, :-1].copy_(self.to_device(batch.inputs))
+            self._sequences[:, -1].copy_(self.to_device(batch.targets[:, -1]))
 
     def _capture(self) -> None:
-        """Records the step. Run first outside the recording, so that everything is compiled and allocated."""
+        """Records the step. It runs first outside the recording, so that everything is compiled and allocated."""
         self._working.trunk = self._trunk
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
-                self._whole_step()
+                loss = self._gradients()
+                self._update.aim(self._working.gradient)
+                self._apply(loss)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            self._whole_step()
+            self._apply(self._gradients())
+        self._update.aim(self._working.gradient)
 
-    def _whole_step(self) -> None:
-        config = self.config
-        sequences = self._gather(self._starts.index_select(0, self._place)[0])
-        rows = self._rows.index_select(0, self._place)[0]
-        rate = self._rates.index_select(0, self._place)[0]
+    def _gradients(self) -> Tensor:
+        """The loss of the step that is next in the plan, and its gradient."""
+        config, plan = self.config, self._plan
+        if self._corpus is not None:
+            self._sequences = _gather(self._corpus, plan.now(plan.starts)[0], config.seq_len + 1)
+        rows = plan.now(plan.rows)[0]
         size, total = config.batch_size // config.accumulation, torch.zeros((), device=self.world.device)
         for micro in range(config.accumulation):
             part = slice(micro * size, (micro + 1) * size)
-            inputs, targets = sequences[part, :-1], sequences[part, 1:]
+            inputs, targets = self._sequences[part, :-1], self._sequences[part, 1:]
             total += self._working.gradients(inputs, targets, rows[part], 1 / config.tokens_per_step, micro > 0)
-        with torch.no_grad():
-            groups = self._working.groups
-            norm = self._update(
-                [group.buffers for group in groups],
-                [group.decay for group in groups],
-                rate,
-                (config.beta1, config.beta2),
-                config.grad_clip,
-            )
-            self._working.restack()
-            outcome = torch.stack([total / config.tokens_per_step, norm])
-            self._losses.index_copy_(0, self._place, outcome[None])
-            self._place.add_(1)
+        return total / config.tokens_per_step
 
-    def _gather(self, starts: Tensor) -> Tensor:
-        places = starts[:, None] + torch.arange(self.config.seq_len + 1, device=starts.device)
-        mask = 2 ** (8 * self._corpus.element_size()) - 1
-        sequences: Tensor = self._corpus[places].long() & mask
-        return sequences
-
-    def _on_device(self, tokens: Any) -> Tensor:
-        """The corpus as signed integers of the same bytes: PyTorch cannot index unsigned ones on a GPU."""
-        signed = tokens.view(f"int{8 * tokens.itemsize}")
-        return torch.from_numpy(np.asarray(signed)).to(self.world.device)
+    def _apply(self, loss: Tensor) -> None:
+        """Updates the weights, notes loss and norm, and goes on to the next step of the plan."""
+        norm = self._update(self._plan.now(self._plan.settings))
+        self._working.restack()
+        self._plan.advance(loss, norm)
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
         """Puts weights and moments back afterwards."""
-        tensors = [
-            tensor
-            for group in self._working.groups
-            for tensor in (
-                group.buffers.weights,
-                group.buffers.exp_avg,
-                group.buffers.exp_avg_sq,
-                group.buffers.updates,
-            )
-        ]
+        flat = self._working.flat
+        tensors = [flat.weights, flat.exp_avg, flat.exp_avg_sq]
         before = [tensor.clone() for tensor in tensors]
         try:
             yield
         finally:
             torch._foreach_copy_(tensors, before)
             self._working.refresh()
+
+
+class Plan:
+    """The steps to come, on the device: which sequences, at what rate; and the losses of those that are done."""
+
+    def __init__(self, config: RunConfig, batches: Batches, device: torch.device, betas: tuple[float, float]) -> None:
+        self._config, self._batches, self._betas = config, batches, betas
+        self.starts = torch.zeros(PLANNED_STEPS, config.batch_size, dtype=torch.long, device=device)
+        self.rows = torch.zeros_like(self.starts)
+        self.settings = torch.zeros(PLANNED_STEPS, 3, device=device)  # rate, corrections of the two moments
+        self._losses = torch.zeros(PLANNED_STEPS, 2, device=device)
+        self._place = torch.zeros(1, dtype=torch.long, device=device)  # of the next step
+        self._steps = range(0)
+        self._unread = range(0)  # steps whose losses nobody has asked for yet
+        self._read: list[tuple[float, float]] = []
+
+    def reach(self, step: int, updates: float) -> None:
+        """Makes sure that the plan goes on with this step, the one after so many updates.
+
+        The new plan takes its place in the device's own order: steps begun before still see the old one.
+        """
+        if step in self._steps:
+            return
+        self._read = self.results()
+        self._steps = range(step, min(step + PLANNED_STEPS, self._config.max_steps))
+        rows = np.stack([self._batches.rows(number) for number in self._steps])
+        settings = [
+            (learning_rate(self._config, number), *corrections(updates + 1 + i, self._betas))
+            for i, number in enumerate(self._steps)
+        ]
+        for buffer, values in (
+            (self.rows, rows),
+            (self.starts, self._batches.starts(rows.reshape(-1)).reshape(rows.shape)),
+            (self.settings, np.array(settings, dtype=np.float32)),
+        ):
+            buffer[: len(self._steps)].copy_(torch.from_numpy(values).pin_memory(), non_blocking=True)
+        self._place.zero_()
+        self._unread = range(step, step)
+
+    def now(self, buffer: Tensor) -> Tensor:
+        """The row of the step that is next; on the device."""
+        return buffer.index_select(0, self._place)
+
+    def advance(self, loss: Tensor, norm: Tensor) -> None:
+        """Notes the outcome of the step, on the device, and goes on to the next."""
+        self._losses.index_copy_(0, self._place, torch.stack([loss, norm])[None])
+        self._place.add_(1)
+
+    def done(self, step: int) -> None:
+        """Takes note, on the host, that a step was begun."""
+        self._unread = range(self._unread.start, step + 1)
+
+    def results(self) -> list[tuple[float, float]]:
+        """Loss and norm of the steps since the last call. Waits for the device."""
+        results, self._read = self._read, []
+        if self._unread:
+            first = self._steps.start
+            new = self._losses[self._unread.start - first : self._unread.stop - first].double().tolist()
+            results += [(loss, norm) for loss, norm in new]
+            self._unread = range(self._unread.stop, self._unread.stop)
+        return results
+
+    def forget(self) -> None:
+        """Lets the next step be planned anew."""
+        self._steps = self._unread = range(0)
+
+
+def _resident(tokens: npt.NDArray[Any], device: torch.device) -> Tensor | None:
+    """The corpus on the device, if it fits; as signed integers of the same bytes, for only those can be indexed."""
+    free, _ = torch.cuda.mem_get_info(device)
+    if tokens.nbytes > RESIDENT_SHARE * free:
+        return None
+    return torch.from_numpy(np.array(tokens.view(f"int{8 * tokens.itemsize}"))).to(device)
+
+
+def _gather(corpus: Tensor, starts: Tensor, length: int) -> Tensor:
+    """Windows of the corpus, (starts, length)."""
+    places = starts[:, None] + torch.arange(length, device=starts.device)
+    mask = 2 ** (8 * corpus.element_size()) - 1
+    windows: Tensor = corpus[places].long() & mask
+    return windows

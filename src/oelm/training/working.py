@@ -17,7 +17,7 @@ from oelm.config import RunConfig
 from oelm.model.attention import Attention
 from oelm.model.gpt import GPT
 from oelm.model.stacked import Stacked
-from oelm.training.flat import Group, Unit
+from oelm.training.flat import Flat, Unit
 from oelm.training.loss import head_loss, head_score
 
 VOCABULARY_MULTIPLE = 64
@@ -31,122 +31,96 @@ class Working:
         self.precision = precision
         self.vocab_size = config.vocab_size
         self.model = copy.deepcopy(model)
-        self.groups = _groups(model, config, precision)
-        self._tokens, self._matrices, self._vectors = self.groups
-        self._frozen_stacks: list[tuple[Tensor, list[nn.Parameter]]] = []  # and the logical rows that they begin with
-        self._leaves = self._lay_out(model)
+        self.flat = Flat(_units(model, config), precision)
         self.trunk = self.model.trunk
+        self._table, *_ = self.flat.by_unit(self.flat.weights)
+        self._head, *_ = self.flat.by_unit(self.flat.copy)
+        self._frozen_rows: list[tuple[Tensor, nn.Parameter]] = []  # of stacks, and where they come from
+        self._leaves = self._lay_out(model)
+        sums = self._leaves if config.accumulation > 1 else []
+        self._sums = [torch.zeros_like(leaf, dtype=torch.float32) for leaf in sums]  # over micro-steps
+        self.gradient: list[Tensor] = [torch.zeros_like(self._table)]  # one per unit, once there has been a batch
         self.refresh()
 
+    @torch.no_grad()
     def refresh(self) -> None:
         """Makes the working copies anew from the logical weights."""
-        with torch.no_grad():
-            for whole, frozen in self._frozen_stacks:
-                if frozen:
-                    whole[: sum(len(p) for p in frozen)] = torch.cat([p.detach() for p in frozen])
-            for group in self.groups:
-                group.buffers.copy.copy_(group.buffers.weights)
-            self.restack()
+        for rows, weight in self._frozen_rows:
+            rows.copy_(weight)
+        self.flat.copy.copy_(self.flat.weights)
+        self.restack()
 
+    @torch.no_grad()
     def restack(self) -> None:
         """Brings trained rows, which the optimiser has just written, to where they lie beside frozen ones."""
-        apart = [stack for stack in self._stacks() if len(stack.trained) < len(stack.whole)]
-        if apart:
-            torch._foreach_copy_(
-                [stack.whole[-len(stack.trained) :] for stack in apart], [stack.trained.detach() for stack in apart]
-            )
+        stacks = [module for module in self.model.modules() if isinstance(module, Stacked)]
+        for stack in stacks:
+            if len(stack.trained) < len(stack.whole):
+                stack.whole[-len(stack.trained) :].copy_(stack.trained)
 
     def gradients(self, inputs: Tensor, targets: Tensor, rows: Tensor, scale: float, add: bool) -> Tensor:
-        """The summed loss of a micro-batch; scale × its gradient goes, or is added, into the groups' buffers."""
-        table, of_table = self._tokens.by_unit(self._tokens.buffers.weights)[0], self._token_gradient()
-        embedded = F.embedding(inputs, table).requires_grad_()
-        with self._autocast():
-            hidden = self.trunk(embedded, rows).to(self.precision)
-        weight = self._tokens.by_unit(self._tokens.buffers.copy)[0]
+        """The summed loss of a micro-batch; scale × its gradient is then in `gradient`, or added to what is there."""
+        embedded = F.embedding(inputs, self._table).requires_grad_()
+        hidden = self._hidden(embedded, rows)
+        of_table = self.gradient[0]
         loss, by_hidden = head_loss(
-            hidden.detach().flatten(0, 1), weight, targets.flatten(), self.vocab_size, scale, of_table, add
+            hidden.detach().flatten(0, 1), self._head, targets.flatten(), self.vocab_size, scale, of_table, add
         )
         by_embedded, *others = torch.autograd.grad(hidden, [embedded, *self._leaves], by_hidden.view_as(hidden))
         of_table.index_add_(0, inputs.flatten(), by_embedded.flatten(0, 1))
-        views = [v for group in (self._matrices, self._vectors) for v in group.by_unit(group.buffers.gradient)]
-        if add:
-            torch._foreach_add_(views, [gradient.to(view.dtype) for gradient, view in zip(others, views, strict=True)])
-        else:
-            torch._foreach_copy_(views, others)
+        for total, gradient in zip(self._sums, others, strict=False):
+            total.add_(gradient) if add else total.copy_(gradient)
+        self.gradient = [of_table, *(self._sums or others)]
         return loss
 
     @torch.no_grad()
     def score(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The summed cross-entropy of a batch."""
-        embedded = F.embedding(inputs, self._tokens.by_unit(self._tokens.buffers.weights)[0])
-        with self._autocast():
-            hidden = self.trunk(embedded, None).to(self.precision)
-        weight = self._tokens.by_unit(self._tokens.buffers.copy)[0]
-        return head_score(hidden.flatten(0, 1), weight, targets.flatten(), self.vocab_size)
+        hidden = self._hidden(F.embedding(inputs, self._table), None)
+        return head_score(hidden.flatten(0, 1), self._head, targets.flatten(), self.vocab_size)
 
-    def _token_gradient(self) -> Tensor:
-        return self._tokens.by_unit(self._tokens.buffers.gradient)[0]
-
-    def _autocast(self) -> torch.autocast:
-        enabled = self.precision != torch.float32
-        return torch.autocast(self._tokens.buffers.weights.device.type, self.precision, enabled=enabled)
-
-    def _stacks(self) -> list[Stacked]:
-        return [module for module in self.model.modules() if isinstance(module, Stacked)]
+    def _hidden(self, embedded: Tensor, rows: Tensor | None) -> Tensor:
+        with torch.autocast(embedded.device.type, self.precision, enabled=self.precision != torch.float32):
+            return self.trunk(embedded, rows).to(self.precision)
 
     def _lay_out(self, model: GPT) -> list[nn.Parameter]:
-        """Gives the working model its tensors; returns those that get a gradient, in the order of the groups' units."""
+        """Gives the working model its tensors; returns those that get a gradient, a unit each, but for the table."""
         del self.model.tokens  # looked up and multiplied outside the trunk
         leaves = []
-        for group in (self._matrices, self._vectors):
-            copies, weights = group.by_unit(group.buffers.copy), group.by_unit(group.buffers.weights)
-            for unit, copied, weight in zip(group.units, copies, weights, strict=True):
-                names = list(unit.parameters)
-                multiplied = not names[0].startswith("positions") and "norm" not in names[0]
-                leaf = nn.Parameter(copied if multiplied else weight)
-                leaves.append(leaf)
-                if len(names) > 1 or names[0].endswith("attention.v.weight"):
-                    self._stack(names[-1].removesuffix(".v.weight"), model, leaf)
-                else:
-                    module, _, attribute = names[0].rpartition(".")
-                    setattr(self.model.get_submodule(module), attribute, leaf)
+        copies, weights = self.flat.by_unit(self.flat.copy), self.flat.by_unit(self.flat.weights)
+        for unit, copied, weight in list(zip(self.flat.units, copies, weights, strict=True))[1:]:
+            module, _, attribute = list(unit.parameters)[-1].rpartition(".")
+            multiplied = not module.startswith("positions") and "norm" not in module
+            leaf = nn.Parameter(copied if multiplied else weight)
+            leaves.append(leaf)
+            if module.endswith("attention.v"):
+                self._stack(module.removesuffix(".v"), model, leaf)
+            else:
+                setattr(self.model.get_submodule(module), attribute, leaf)
         return leaves
 
     def _stack(self, place: str, model: GPT, trained: nn.Parameter) -> None:
         logical, working = model.get_submodule(place), self.model.get_submodule(place)
         assert isinstance(working, Attention)
         weights = {side: logical.get_parameter(f"{side}.weight") for side in SIDES}
-        frozen = [side for side in SIDES if not weights[side].requires_grad]
+        order = sorted(SIDES, key=lambda side: weights[side].requires_grad)  # the frozen ones first
         whole = trained.detach()
-        if frozen:
-            rows = sum(len(w) for w in weights.values())
-            whole = torch.empty(rows, whole.shape[1], dtype=self.precision, device=whole.device)
-        order = (*frozen, *(side for side in SIDES if side not in frozen))
-        working.stacked = Stacked(whole, trained, order)
-        self._frozen_stacks.append((whole, [weights[side] for side in frozen]))
+        if frozen := [weights[side] for side in order if not weights[side].requires_grad]:
+            whole = whole.new_empty(sum(map(len, weights.values())), whole.shape[1])
+            self._frozen_rows += zip(whole.chunk(len(SIDES)), frozen, strict=False)
+        working.stacked = Stacked(whole, trained, tuple(order))
         for side in SIDES:
             delattr(working, side)
 
 
-def _groups(model: GPT, config: RunConfig, precision: torch.dtype) -> list[Group]:
-    """Token embedding, matrices, vectors. Micro-steps add up in fp32, and so does what the embedding gets twice."""
+def _units(model: GPT, config: RunConfig) -> list[Unit]:
+    """The token embedding, then the matrices, of which Q, K and V of a layer, as far as they train, are one unit."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    tokens = Unit.of({"tokens.weight": trained.pop("tokens.weight")}, VOCABULARY_MULTIPLE)
-    matrices: list[Unit] = []
-    for name in [name for name, p in trained.items() if p.ndim >= 2]:
-        if name not in trained:  # stacked already
-            continue
-        place, _, side = name.removesuffix(".weight").rpartition(".")
-        if place.endswith("attention") and side in SIDES:
-            stack = [f"{place}.{side}.weight" for side in SIDES if f"{place}.{side}.weight" in trained]
-            matrices.append(Unit.of({part: trained.pop(part) for part in stack}))
-        else:
-            matrices.append(Unit.of({name: trained.pop(name)}))
-    vectors = [Unit.of({name: p}) for name, p in trained.items()]
-    summed = precision if config.accumulation == 1 else torch.float32
-    decay = config.weight_decay
-    return [
-        Group([tokens], decay, precision, torch.float32),
-        Group(matrices, decay, precision, summed),
-        Group(vectors, decay if config.decay == "all" else 0.0, precision, torch.float32),
-    ]
+    units = [Unit.of({"tokens.weight": trained.pop("tokens.weight")}, config.weight_decay, VOCABULARY_MULTIPLE)]
+    for layer in range(config.num_layers):
+        stack = [f"blocks.{layer}.attention.{side}.weight" for side in SIDES]
+        units.append(Unit.of({name: trained.pop(name) for name in stack if name in trained}, config.weight_decay))
+    for name, parameter in trained.items():
+        decays = config.decay == "all" or parameter.ndim >= 2
+        units.append(Unit.of({name: parameter}, config.weight_decay if decays else 0.0))
+    return units
