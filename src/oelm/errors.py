@@ -20,11 +20,11 @@ class InterruptedRunError(Exception):
         self.signal = signal
 
 
-def known(kind: str, name: str, names: Iterable[str]) -> str:
+def known(kind: str, name: str, names: Iterable[str], where: str = "") -> str:
     """`name` if it is one of `names`; otherwise an error that offers the nearest."""
     names = list(names)
     if name in names:
         return name
     nearest = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
     hint = f"did you mean {nearest[0]}? " if nearest else ""
-    raise UserError(f"unknown {kind} {name!r}: {hint}There are: {', '.join(names)}")
+    raise UserError(f"unknown {kind} {name!r}{where}: {hint}There are: {', '.join(names)}")
