@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import oelm
-from oelm.training.manifest import git_state, processor
+from oelm.training.manifest import device_name, git_state
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "numpy", "tiktoken", "datasets", "transformers")
@@ -20,7 +22,7 @@ PACKAGES = ("torch", "numpy", "tiktoken", "datasets", "transformers")
 def write_result(name: str, content: dict[str, Any]) -> Path:
     """Writes benchmarks/results/NAME.json."""
     machine = {
-        "processor": processor(),
+        "processor": device_name(torch.device("cpu")),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "python": platform.python_version(),
         "versions": {"oelm": oelm.__version__, **{package: _version(package) for package in PACKAGES}},

@@ -89,8 +89,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Operation:
-    """Where and how it runs. None of these changes what is trained; all of them may change on resume. (With dropout,
-    accumulation and the number of processes change which activations are dropped, though not how many.)"""
+    """Where and how it runs. None of these changes what is trained; all of them may change on resume."""
 
     dataset: str = "storybook"
     """Name of a prepared corpus (see oelm prepare)."""
@@ -104,7 +103,8 @@ class Operation:
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda or cuda:N."""
     engine: str = "auto"
-    """How a step is executed: eager, compile (torch.compile), or auto (compile on a GPU, eager on a CPU)."""
+    """How a step is executed: eager, compile (torch.compile), graph (the whole step as one CUDA graph), or auto (the
+    fastest that the device and the other settings allow)."""
     deterministic: bool = False
     """On a GPU: use only deterministic kernels, so that a resumed run ends with the same bytes. Slower."""
     accumulation: int = 1
@@ -232,7 +232,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "positions": ("learned", "rope"),
     "decay": ("matrices", "all"),
     "amp_dtype": ("bf16", "fp16"),
-    "engine": ("auto", "eager", "compile"),
+    "engine": ("auto", "eager", "compile", "graph"),
 }
 
 RANGES: dict[str, tuple[float, float]] = {

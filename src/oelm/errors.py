@@ -25,6 +25,10 @@ def known(kind: str, name: str, names: Iterable[str], where: str = "") -> str:
     names = list(names)
     if name in names:
         return name
-    nearest = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
-    hint = f"did you mean {nearest[0]}? " if nearest else ""
-    raise UserError(f"unknown {kind} {name!r}{where}: {hint}There are: {', '.join(names)}")
+    raise UserError(f"unknown {kind} {name!r}{where}: {did_you_mean(name, names)}There are: {', '.join(names)}")
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """A question with the name that is nearest, if one is near; otherwise nothing."""
+    nearest = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    return f"did you mean {nearest[0]}? " if nearest else ""

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from oelm.config import RunConfig
+from oelm.data import corpora
+from oelm.data.meta import META_FILE, Meta
 from oelm.data.prepare import STORYBOOK_VOCAB
 from oelm.data.tokenizer import GPT2_VOCAB
 from oelm.model.cost import Cost, step_cost
@@ -65,16 +67,16 @@ def show(config: RunConfig, as_json: bool) -> None:
 
 def corpus_line(folder: Path) -> str:
     """A prepared corpus in one line."""
-    meta = json.loads((folder / "meta.json").read_text())
-    splits = ", ".join(f"{split} {count:,}" for split, count in meta["tokens"].items())
-    return f"{folder}: {sum(meta['documents'].values()):,} documents; tokens: {splits} ({meta['tokenizer']})"
+    meta = Meta.read(folder)
+    splits = ", ".join(f"{split} {count:,}" for split, count in meta.tokens.items())
+    return f"{folder}: {sum(meta.documents.values()):,} documents; tokens: {splits} ({meta.tokenizer})"
 
 
 def _with_vocabulary(config: RunConfig) -> RunConfig:
     """Writes out a vocabulary that is left to the corpus: the prepared one's, or what the corpus would get."""
     if config.vocab_size:
         return config
-    meta = config.data_folder / "meta.json"
-    if meta.exists():
-        return replace(config, vocab_size=json.loads(meta.read_text())["vocab_size"])
+    folder = config.data_folder
+    if config.data_path or config.dataset not in corpora.NAMES or (folder / META_FILE).exists():
+        return replace(config, vocab_size=Meta.read(folder).vocab_size)
     return replace(config, vocab_size=STORYBOOK_VOCAB if config.dataset == "storybook" else GPT2_VOCAB)

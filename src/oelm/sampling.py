@@ -69,9 +69,9 @@ def one_after_the_other(names: Sequence[str], texts: Sequence[str]) -> str:
 def open_model(folder: RunFolder, best: bool = False) -> GPT:
     """The model of a run's last checkpoint that can be used, or of its best validation, on the CPU."""
     from safetensors import SafetensorError
+    from safetensors.torch import load_file
 
     from oelm.model.gpt import GPT
-    from oelm.training.checkpoint import load_weights
 
     config = folder.config()
     model = GPT(config, config.seed)
@@ -80,7 +80,7 @@ def open_model(folder: RunFolder, best: bool = False) -> GPT:
         if damage:
             print(f"oelm: {damage}; taking {path} instead", file=sys.stderr)
         try:
-            model.load_state_dict(load_weights(path))
+            model.load_state_dict(load_file(path))
             return model.eval()
         except (SafetensorError, RuntimeError, OSError) as error:
             damage = f"{path} cannot be loaded: {textwrap.shorten(str(error), 200)}"

@@ -65,30 +65,27 @@ class Live(Observer):
 
 
 @contextmanager
-def preparing(name: str) -> Iterator[Callable[[prepare.Progress], None]]:
+def preparing(name: str) -> Iterator[Callable[[prepare.Tally], None]]:
     """Shows how a preparation gets on; yields what it is to call after each chunk."""
     console = Console()
     if not console.is_terminal:
         due = PLAIN_EVERY
 
-        def print_line(progress: prepare.Progress) -> None:
+        def print_line(tally: prepare.Tally) -> None:
             nonlocal due
-            if progress.tokens >= due:
-                print(_prepared(name, progress), flush=True)
-                due = progress.tokens + PLAIN_EVERY
+            if tally.tokens >= due:
+                print(_prepared(name, tally), flush=True)
+                due = tally.tokens + PLAIN_EVERY
 
         yield print_line
         return
     with Bar(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as bar:
         task = bar.add_task(f"{name}: opening the corpus", total=None)
-        yield lambda progress: bar.update(task, description=_prepared(name, progress))
+        yield lambda tally: bar.update(task, description=_prepared(name, tally))
 
 
-def _prepared(name: str, progress: prepare.Progress) -> str:
-    return (
-        f"{name}: {progress.documents:,} documents, {progress.tokens:,} tokens, "
-        f"{progress.tokens_per_second:,.0f} tokens/s"
-    )
+def _prepared(name: str, tally: prepare.Tally) -> str:
+    return f"{name}: {tally.documents:,} documents, {tally.tokens:,} tokens, {tally.tokens_per_second:,.0f} tokens/s"
 
 
 def show(comparison: Comparison) -> None:

@@ -33,8 +33,12 @@ def encoded(kind: str) -> bytes:
         return "<|endoftext|>\n".join(DOCUMENTS).encode()
     if kind == ".jsonl":
         return "\n".join(json.dumps({"text": text, "n": 1}) for text in DOCUMENTS).encode()
+    return parquet(pa.array(DOCUMENTS))
+
+
+def parquet(text: pa.Array) -> bytes:
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({"n": [1, 2, 3], "text": DOCUMENTS}), sink)
+    pq.write_table(pa.table({"n": range(len(text)), "text": text}), sink)
     return bytes(sink.getvalue())
 
 
@@ -48,6 +52,12 @@ def test_every_format_and_compression_gives_the_same_documents(tmp_path: Path, k
     path = tmp_path / f"my.corpus{kind}{compression}"
     path.write_bytes(COMPRESS[compression](encoded(kind)))
     assert read(path) == DOCUMENTS
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_every_kind_of_text_column_is_read(tmp_path: Path, kind: pa.DataType) -> None:
+    (tmp_path / "a.parquet").write_bytes(parquet(pa.array(DOCUMENTS).cast(kind)))
+    assert read(tmp_path / "a.parquet") == DOCUMENTS
 
 
 def test_the_last_ending_says_what_a_file_is(tmp_path: Path) -> None:
@@ -95,8 +105,16 @@ def test_a_file_cut_short_is_named(tmp_path: Path, compression: str) -> None:
     [
         ("a.jsonl", b'{"text": "fine"}\n{"tex": 1}\n', r"a\.jsonl, line 2: not a JSON object with a text field 'text'"),
         ("a.jsonl", b"{", r"a\.jsonl, line 1"),
-        ("a.txt", b"\xff\xfe\x00", r"a\.txt is not UTF-8"),
+        ("a.jsonl", b'{"text": "fine"}\n{"n": ' + b"9" * 5000 + b', "text": "fine"}', r"a\.jsonl, line 2"),
+        ("a.jsonl", b"[" * 100_000, r"a\.jsonl, line 1"),
+        ("a.jsonl", b'{"text": NaN}', r"a\.jsonl, line 1"),
+        ("a.jsonl", b'\n{"text": "\xff"}', r"a\.jsonl, line 2: not UTF-8 text"),
+        ("a.txt", b"fine\n\xc3\xbc\nf\xfcr", r"a\.txt, line 3: not UTF-8 text"),
+        ("a.txt", "fine, für".encode()[:-2], r"a\.txt, at its very end: not UTF-8 text"),
         ("a.parquet", b"PAR1nonsense", r"a\.parquet is damaged"),
+        ("a.parquet", parquet(pa.array([b"\xff"]).view(pa.string())), r"a\.parquet is damaged"),
+        ("a.parquet", parquet(pa.array([7])), r"the column 'text' \(--text-field\) holds int64, not text"),
+        ("a.parquet", parquet(pa.array([b"7"])), r"the column 'text' \(--text-field\) holds binary, not text"),
         ("a.pdf", b"", r"not one of \.txt, \.jsonl, \.parquet"),
     ],
 )

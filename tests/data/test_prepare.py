@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oelm.data.meta import Meta
 from oelm.data.prepare import prepare, split_of
 from oelm.data.tokenizer import Gpt2Bpe
 from oelm.errors import UserError
@@ -47,7 +50,9 @@ def test_meta_says_what_the_files_are(tmp_path: Path) -> None:
     meta = json.loads((folder / "meta.json").read_text())
     assert sum(meta["documents"].values()) == 300
     assert (meta["dtype"], meta["tokenizer"], meta["vocab_size"]) == ("uint16", "gpt2", 50257)
-    assert meta["source"] == [{"file": str(source), "bytes": source.stat().st_size}]
+    content = source.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    assert meta["source"] == [{"file": str(source), "bytes": len(content), "sha256": digest}]
     for split in ("train", "val", "test"):
         content = (folder / f"{split}.bin").read_bytes()
         assert meta["sha256"][split] == hashlib.sha256(content).hexdigest()
@@ -67,9 +72,19 @@ def test_splits_have_about_the_size_asked_for() -> None:
 
 def test_max_tokens_is_never_exceeded_and_nearly_reached(tmp_path: Path) -> None:
     source = write_corpus(tmp_path, [f"This is the text with number {i}." for i in range(5000)])
-    folder = prepare("mine", [source], data_dir=tmp_path, max_tokens=5000)
-    total = sum(json.loads((folder / "meta.json").read_text())["tokens"].values())
-    assert 4980 <= total <= 5000
+    seen: list[tuple[int, int]] = []
+    folder = prepare(
+        "mine",
+        [source],
+        data_dir=tmp_path,
+        max_tokens=5000,
+        on_progress=lambda tally: seen.append((tally.documents, tally.tokens)),
+    )
+    meta = Meta.read(folder)
+    assert 4980 <= sum(meta.tokens.values()) <= 5000
+    assert seen[-1] == (sum(meta.documents.values()), sum(meta.tokens.values()))
+    with pytest.raises(UserError, match=r"--max-tokens 3 is fewer than the \d+ tokens of the first document"):
+        prepare("less", [source], data_dir=tmp_path, max_tokens=3)
 
 
 def test_asking_again_does_nothing_and_asking_otherwise_is_refused(tmp_path: Path) -> None:
@@ -80,10 +95,52 @@ def test_asking_again_does_nothing_and_asking_otherwise_is_refused(tmp_path: Pat
     assert (folder / "train.bin").stat().st_mtime_ns == before
     with pytest.raises(UserError, match="prepared with other settings"):
         prepare("mine", [source], data_dir=tmp_path, val_fraction=0.3)
-    prepare("mine", [source], data_dir=tmp_path, val_fraction=0.3, overwrite=True)
-    write_corpus(tmp_path, [f"text {i}" for i in range(301)])
-    with pytest.raises(UserError, match="prepared with other settings"):
-        prepare("mine", [source], data_dir=tmp_path, val_fraction=0.3)
+    source.write_bytes(source.read_bytes().replace(b"text 7", b"TEXT 7"))  # no longer, no shorter
+    with pytest.raises(UserError, match="prepared from other text; pass --overwrite"):
+        prepare("mine", [source], data_dir=tmp_path)
+    prepare("mine", [source], data_dir=tmp_path, overwrite=True)
+
+
+def test_the_same_text_elsewhere_is_the_same_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_corpus(tmp_path, [f"text {i}" for i in range(300)])
+    folder = prepare("mine", [source], data_dir=tmp_path)
+    before = (folder / "train.bin").stat().st_mtime_ns
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    copy = Path(shutil.copyfile(source, tmp_path / "elsewhere" / source.name))
+    source.touch()
+    for same in (source, source.name, copy):
+        prepare("mine", [same], data_dir=tmp_path)
+    assert (folder / "train.bin").stat().st_mtime_ns == before
+    other_kind = Path(shutil.copyfile(source, tmp_path / "text.txt"))
+    with pytest.raises(UserError, match="prepared from other text"):
+        prepare("mine", [other_kind], data_dir=tmp_path)
+
+
+DIES_WHILE_REPLACING = """
+import os, pathlib, signal, sys
+rename = pathlib.Path.rename
+def rename_and_die(self, target):
+    rename(self, target)
+    os.kill(os.getpid(), signal.SIGKILL)
+pathlib.Path.rename = rename_and_die
+from oelm.data.prepare import prepare
+prepare("mine", [sys.argv[1]], data_dir=sys.argv[2], val_fraction=0.3, overwrite=True)
+"""
+
+
+def test_killed_while_it_replaces_a_corpus_it_loses_neither(tmp_path: Path) -> None:
+    source, data = write_corpus(tmp_path, [f"text {i}" for i in range(300)]), tmp_path / "data"
+    folder = prepare("mine", [source], data_dir=data)
+    before = (folder / "train.bin").stat().st_mtime_ns
+    died = subprocess.run([sys.executable, "-c", DIES_WHILE_REPLACING, str(source), str(data)])
+    assert died.returncode == -signal.SIGKILL
+    assert not folder.exists()
+    with pytest.raises(UserError, match="prepared with other settings; pass --overwrite"):
+        prepare("mine", [source], data_dir=data, val_fraction=0.3)
+    assert (folder / "train.bin").stat().st_mtime_ns == before
+    prepare("mine", [source], data_dir=data, val_fraction=0.3, overwrite=True)
+    assert [path.name for path in data.iterdir()] == ["mine"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
@@ -118,6 +175,8 @@ def test_interrupted_it_leaves_nothing_that_looks_finished(tmp_path: Path, numbe
         ({"name": "a/b", "source": ["x.txt"]}, "must be a plain folder name"),
         ({"name": "storybook", "val_fraction": 0.6, "test_fraction": 0.4}, "must leave something to train on"),
         ({"name": "storybook", "max_tokens": 0}, "--max-tokens 0 must be at least 1"),
+        ({"name": "storybook", "val_fraction": math.nan}, "--val-fraction nan and .* must leave something"),
+        ({"name": "storybook", "source": ["x.txt"]}, "storybook is a corpus of its own; choose another name"),
     ],
 )
 def test_what_cannot_be_prepared_is_refused(tmp_path: Path, arguments: dict[str, object], message: str) -> None:
@@ -143,6 +202,8 @@ def test_only_a_prepared_corpus_is_ever_replaced(tmp_path: Path) -> None:
 def test_too_few_documents_for_the_splits_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="fell into val: give more documents, or raise --val-fraction"):
         prepare("mine", [write_corpus(tmp_path, ["just one"])], data_dir=tmp_path)
+    with pytest.raises(UserError, match="fell into train: give more documents, or lower --val-fraction"):
+        prepare("mine", [write_corpus(tmp_path, ["just one"])], data_dir=tmp_path, val_fraction=0.97)
     with pytest.raises(UserError, match="has no text in it"):
         prepare("mine", [write_corpus(tmp_path, [" "])], data_dir=tmp_path)
     assert not (tmp_path / "mine").exists()

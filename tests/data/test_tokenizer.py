@@ -44,6 +44,11 @@ def test_the_small_bpe_is_kept_with_its_corpus_and_gives_texts_back(tmp_path: Pa
     assert loaded.decode(loaded.encode(story).tolist()) == story
 
 
+def test_an_unknown_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="asks for the tokenizer 'gpt5'; this version has gpt2 and small-bpe"):
+        open_tokenizer("gpt5", tmp_path)
+
+
 def test_a_damaged_tokenizer_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(UserError, match=r"tokenizer\.json cannot be read"):

@@ -44,7 +44,7 @@ def test_a_resumed_run_counts_both_sessions() -> None:
     with second.part("startup"):
         time.now += 1
     second.step_times = [3.0]
-    second.restore(first.state())
+    second.restore(first.state(), torch.tensor(first.step_times))
     assert second.seconds["training"] == 5
     assert second.total == 6
     assert second.step_times == [1.0, 2.0, 3.0]

@@ -29,9 +29,12 @@ def torchrun(config: RunConfig, processes: int = 2) -> subprocess.CompletedProce
     )
 
 
-@pytest.mark.parametrize(("variant", "accumulation"), [("baseline", 1), ("oelm_v2", 2)])
-def test_two_processes_compute_what_one_does(tiny: Tiny, tmp_path: Path, variant: str, accumulation: int) -> None:
-    settings = {"model_type": variant, "accumulation": accumulation, "log_interval": 1, "max_steps": 30}
+@pytest.mark.parametrize(("variant", "accumulation", "dropout"), [("baseline", 1, 0.1), ("oelm_v2", 2, 0.0)])
+def test_two_processes_compute_what_one_does(
+    tiny: Tiny, tmp_path: Path, variant: str, accumulation: int, dropout: float
+) -> None:
+    settings = {"model_type": variant, "accumulation": accumulation, "dropout": dropout}
+    settings |= {"log_interval": 1, "max_steps": 30}
     one = fit(tiny(**settings, out_dir=str(tmp_path / "one")))
     result = torchrun(tiny(**settings, out_dir=str(tmp_path / "two")))
     assert result.returncode == 0, result.stderr

@@ -10,16 +10,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from oelm.data.meta import Meta
 from oelm.errors import UserError
 
 Tokens = npt.NDArray[np.int64]
@@ -31,23 +31,23 @@ class Corpus:
     """A prepared folder: memory-mapped splits and what meta.json says of them."""
 
     folder: Path
-    meta: dict[str, Any]
+    meta: Meta
 
     @property
     def vocab_size(self) -> int:
-        return int(self.meta["vocab_size"])
+        return self.meta.vocab_size
 
     @property
     def hashes(self) -> dict[str, str]:
-        return dict(self.meta["sha256"])
+        return self.meta.sha256
 
     def split(self, name: str) -> npt.NDArray[Any]:
-        return np.memmap(self.folder / f"{name}.bin", dtype=self.meta["dtype"], mode="r")
+        return np.memmap(self.folder / f"{name}.bin", dtype=self.meta.dtype, mode="r")
 
 
 def open_corpus(folder: Path, vocab_size: int, seq_len: int) -> Corpus:
     """The corpus in a folder, after checking that a model of this vocabulary can be trained on it."""
-    corpus = Corpus(folder, _read_meta(folder))
+    corpus = Corpus(folder, Meta.read(folder))
     greatest = {split: verify(corpus, split) for split in ("train", "val")}
     for split, token in greatest.items():
         limit = vocab_size or corpus.vocab_size
@@ -56,27 +56,12 @@ def open_corpus(folder: Path, vocab_size: int, seq_len: int) -> Corpus:
                 f"{folder / split}.bin holds the token {token}, beyond --vocab_size {limit}; "
                 f"its tokenizer has {corpus.vocab_size}"
             )
-        if corpus.meta["tokens"][split] < seq_len + 1:
+        if corpus.meta.tokens[split] < seq_len + 1:
             raise UserError(
-                f"{folder / split}.bin has {corpus.meta['tokens'][split]} tokens, fewer than one sequence of "
+                f"{folder / split}.bin has {corpus.meta.tokens[split]} tokens, fewer than one sequence of "
                 f"--seq_len {seq_len} and its target; prepare more text or train on shorter sequences"
             )
     return corpus
-
-
-def _read_meta(folder: Path) -> dict[str, Any]:
-    path = folder / "meta.json"
-    if not path.exists():
-        raise UserError(f"{folder} holds no prepared corpus; run: oelm prepare {folder.name}")
-    try:
-        meta = json.loads(path.read_text())
-        for key in ("dtype", "vocab_size", "tokens", "sha256", "tokenizer"):
-            meta[key]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error}); prepare the corpus again with --overwrite") from None
-    if not isinstance(meta, dict) or meta["dtype"] not in ("uint16", "uint32"):
-        raise UserError(f"{path}: dtype must be uint16 or uint32; prepare the corpus again with --overwrite")
-    return meta
 
 
 def verify(corpus: Corpus, split: str) -> int:
@@ -90,20 +75,21 @@ def verify(corpus: Corpus, split: str) -> int:
         stat = path.stat()
     except FileNotFoundError:
         raise UserError(f"{path} is missing{again}") from None
-    expected = corpus.meta["tokens"][split] * np.dtype(corpus.meta["dtype"]).itemsize
+    expected = corpus.meta.tokens[split] * np.dtype(corpus.meta.dtype).itemsize
     if stat.st_size != expected:
         raise UserError(f"{path} has {stat.st_size} bytes instead of {expected}{again}")
     if not expected:
         raise UserError(f"{path} is empty{again}")
-    mark = [stat.st_size, stat.st_mtime_ns, corpus.meta["sha256"][split]]
+    mark = [stat.st_size, stat.st_mtime_ns, corpus.hashes[split]]
     cache = _read_cache(corpus.folder)
-    if split not in cache or cache[split]["mark"] != mark:
-        digest, greatest = _scan(path, corpus.meta["dtype"])
-        if digest != corpus.meta["sha256"][split]:
-            raise UserError(f"{path} is not the file that meta.json describes (its sha256 differs){again}")
-        cache[split] = {"mark": mark, "greatest": greatest}
-        _write_cache(corpus.folder, cache)
-    return int(cache[split]["greatest"])
+    match cache.get(split):
+        case {"mark": seen, "greatest": int(greatest)} if seen == mark:
+            return greatest
+    digest, greatest = _scan(path, corpus.meta.dtype)
+    if digest != corpus.hashes[split]:
+        raise UserError(f"{path} is not the file that meta.json describes (its sha256 differs){again}")
+    _write_cache(corpus.folder, {**cache, split: {"mark": mark, "greatest": greatest}})
+    return greatest
 
 
 def _scan(path: Path, dtype: str) -> tuple[str, int]:
@@ -117,15 +103,23 @@ def _scan(path: Path, dtype: str) -> tuple[str, int]:
 
 def _read_cache(folder: Path) -> dict[str, Any]:
     try:
-        cache = json.loads((folder / HASH_CACHE).read_text())
-        return {split: entry for split, entry in cache.items() if {"mark", "greatest"} <= entry.keys()}
-    except (OSError, ValueError, AttributeError):
+        cache = json.loads((folder / HASH_CACHE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return {}
+    return cache if isinstance(cache, dict) else {}
 
 
 def _write_cache(folder: Path, cache: dict[str, Any]) -> None:
     with suppress(OSError):  # a read-only corpus is verified each time
         (folder / HASH_CACHE).write_text(json.dumps(cache))
+
+
+class MicroBatch(NamedTuple):
+    """Sequences that are computed together."""
+
+    inputs: Tokens  # (rows, seq_len)
+    targets: Tokens  # the inputs' successors
+    rows: Tokens  # the number of each sequence in the run
 
 
 @dataclass(frozen=True)
@@ -142,22 +136,33 @@ class Batches:
         """Sequences per epoch; each window's last token is the target of its last input."""
         return (len(self.tokens) - 1) // self.seq_len
 
-    def batch(self, step: int) -> tuple[Tokens, Tokens]:
-        """Inputs and targets of a step, (batch_size, seq_len) each, the same for everyone who asks."""
-        rows = np.stack([self._window(step * self.batch_size + i) for i in range(self.batch_size)])
-        return rows[:, :-1], rows[:, 1:]
+    def rows(self, step: int) -> Tokens:
+        """The numbers of a step's sequences; a run counts them from its start, over all epochs."""
+        return np.arange(step * self.batch_size, (step + 1) * self.batch_size)
 
-    def share(self, step: int, rank: int, world: int, accumulation: int) -> list[tuple[Tokens, Tokens]]:
-        """This rank's micro-batches: the batch cut into world × accumulation equal parts."""
-        x, y = self.batch(step)
-        size = self.batch_size // (world * accumulation)
-        starts = ((micro * world + rank) * size for micro in range(accumulation))
-        return [(x[start : start + size], y[start : start + size]) for start in starts]
+    def starts(self, rows: Tokens) -> Tokens:
+        """Where in the tokens each sequence begins."""
+        epochs, places = np.divmod(rows, self.windows)
+        starts = np.empty_like(rows)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            starts[here] = _order(self.windows, self.seed, int(epoch))[places[here]]
+        return starts * self.seq_len
 
-    def _window(self, index: int) -> Tokens:
-        epoch, place = divmod(index, self.windows)
-        start = int(_order(self.windows, self.seed, epoch)[place]) * self.seq_len
-        return np.asarray(self.tokens[start : start + self.seq_len + 1], dtype=np.int64)
+    def sequences(self, rows: Tokens) -> MicroBatch:
+        """The sequences of these numbers."""
+        places = self.starts(rows)[:, None] + np.arange(self.seq_len + 1)
+        tokens = self.tokens[places].astype(np.int64)
+        return MicroBatch(tokens[:, :-1], tokens[:, 1:], rows)
+
+    def batch(self, step: int) -> MicroBatch:
+        """The whole batch of a step, the same for everyone who asks."""
+        return self.sequences(self.rows(step))
+
+    def share(self, step: int, rank: int, world: int, accumulation: int) -> list[MicroBatch]:
+        """This rank's micro-batches: the step's batch cut into world × accumulation equal parts."""
+        parts = self.rows(step).reshape(accumulation, world, -1)[:, rank]
+        return [self.sequences(rows) for rows in parts]
 
 
 @functools.lru_cache(maxsize=4)
@@ -166,24 +171,22 @@ def _order(windows: int, seed: int, epoch: int) -> npt.NDArray[np.uint32]:
     return np.random.default_rng([seed, epoch]).permutation(np.arange(windows, dtype=np.uint32))
 
 
-def ahead(
-    batches: Batches, first: int, last: int, rank: int, world: int, accumulation: int, workers: int
-) -> Iterator[list[tuple[Tokens, Tokens]]]:
-    """This rank's micro-batches of steps first … last - 1, gathered ahead of time by `workers` threads."""
-    if not workers:
-        yield from (batches.share(step, rank, world, accumulation) for step in range(first, last))
-        return
-    with ThreadPoolExecutor(workers) as pool:
-        depth = 2 * workers
-        pending = [
-            pool.submit(batches.share, step, rank, world, accumulation)
-            for step in range(first, min(first + depth, last))
-        ]
-        for step in range(first, last):
-            current = pending.pop(0)
-            if step + depth < last:
-                pending.append(pool.submit(batches.share, step + depth, rank, world, accumulation))
-            yield current.result()
+class Ahead:
+    """This rank's micro-batches of any step, the following steps' gathered meanwhile by `workers` threads."""
+
+    def __init__(self, batches: Batches, rank: int, world: int, accumulation: int, workers: int) -> None:
+        self._share = functools.partial(batches.share, rank=rank, world=world, accumulation=accumulation)
+        self._depth = 2 * workers
+        self._pool = ThreadPoolExecutor(workers) if workers else None
+        self._pending: dict[int, Future[list[MicroBatch]]] = {}
+
+    def take(self, step: int) -> list[MicroBatch]:
+        if self._pool is None:
+            return self._share(step)
+        wanted = range(step, step + self._depth + 1)
+        kept = {number: future for number, future in self._pending.items() if number in wanted}
+        self._pending = {number: kept.get(number) or self._pool.submit(self._share, number) for number in wanted}
+        return self._pending[step].result()
 
 
 def validation_windows(tokens: npt.NDArray[Any], seq_len: int, limit: int | None) -> list[tuple[int, int]]:

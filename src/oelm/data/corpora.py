@@ -6,6 +6,7 @@ in memory.
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import json
@@ -76,6 +77,7 @@ HUB = {
     ),
     "wikitext103": HubCorpus("Salesforce/wikitext", "wikitext-103-raw-v1", join=articles),
 }
+NAMES = ("storybook", *HUB)
 
 FORMATS = (".txt", ".jsonl", ".parquet")
 COMPRESSIONS = ("", ".xz", ".gz", ".zst")
@@ -109,9 +111,7 @@ def read_files(files: Iterable[Path], text_field: str = "text") -> Documents:
     for path in files:
         try:
             yield from _read_file(path, text_field)
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start} of a block)") from None
-        except (EOFError, lzma.LZMAError, pa.ArrowException) as error:
+        except (EOFError, lzma.LZMAError, UnicodeDecodeError, pa.ArrowException) as error:
             raise _damaged(path, error) from None
         except OSError as error:
             if error.errno:  # the system's word, such as "permission denied"
@@ -130,7 +130,10 @@ def _read_file(path: Path, text_field: str) -> Documents:
             yield from _parquet(path, stream, text_field)
         else:
             lines = io.TextIOWrapper(stream, encoding="utf-8")
-            yield from _plain(lines) if kind == ".txt" else _jsonl(path, lines, text_field)
+            try:
+                yield from _plain(lines) if kind == ".txt" else _jsonl(path, lines, text_field)
+            except UnicodeDecodeError:
+                raise UserError(f"{path}{_where_not_utf8(path)}: not UTF-8 text; convert it first") from None
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -143,6 +146,22 @@ def _open(path: Path) -> IO[bytes]:
 
         return cast(IO[bytes], pa.input_stream(str(path), compression="zstd"))
     return path.open("rb")
+
+
+def _where_not_utf8(path: Path) -> str:
+    """Reads a text again, up to the first byte that is not UTF-8, to name its line."""
+    if not path.is_file():  # a pipe can be read only once
+        return ""
+    decoder, line = codecs.getincrementaldecoder("utf-8")(), 1
+    with _open(path) as stream:
+        while block := stream.read(1 << 20):
+            try:
+                decoder.decode(block)
+            except UnicodeDecodeError as error:
+                line += error.object[: error.start].count(b"\n")
+                return f", line {line}"
+            line += block.count(b"\n")
+    return ", at its very end"  # within a character
 
 
 def _plain(lines: IO[str]) -> Documents:
@@ -165,7 +184,7 @@ def _jsonl(path: Path, lines: Iterable[str], text_field: str) -> Documents:
             continue
         try:
             text = json.loads(line)[text_field]
-        except (json.JSONDecodeError, KeyError, TypeError):
+        except (ValueError, RecursionError, KeyError, TypeError):
             text = None
         if not isinstance(text, str):
             raise UserError(f"{path}, line {number}: not a JSON object with a text field {text_field!r} (--text-field)")
@@ -183,7 +202,17 @@ def _parquet(path: Path, stream: IO[bytes], text_field: str) -> Documents:
         if text_field not in table.schema_arrow.names:
             columns = ", ".join(table.schema_arrow.names)
             raise UserError(f"{path} has no column {text_field!r} (--text-field); it has: {columns}")
+        kind = table.schema_arrow.field(table.schema_arrow.names.index(text_field)).type
+        if not _is_text(kind):
+            raise UserError(f"{path}: the column {text_field!r} (--text-field) holds {kind}, not text")
         for batch in table.iter_batches(batch_size=256, columns=[text_field]):
             for text in batch.column(0).to_pylist():
                 if text is not None:
-                    yield str(text)
+                    yield text
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    values = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(values) or pa.types.is_large_string(values))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
+import re
 import shutil
 import time
 from collections import deque
@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 
 from oelm.data import corpora, storybook
+from oelm.data.meta import SPLITS, Meta, is_corpus
 from oelm.data.tokenizer import Gpt2Bpe, SmallBpe, TokenArray, Tokenizer
 from oelm.errors import UserError, known
+from oelm.processes import alive
 
-SPLITS = ("train", "val", "test")
-META_FORMAT = 1
 CHUNK_CHARACTERS = 500_000
 STORYBOOK_STORIES = 12_000
 STORYBOOK_VOCAB = 1024
@@ -50,7 +50,7 @@ class Preparation:
         source: Any = {"built_in": self.name, "stories": STORYBOOK_STORIES}
         if self.source:
             files = corpora.find_files(map(Path, self.source))
-            source = [{"file": str(path), "bytes": path.stat().st_size} for path in files]
+            source = [_fingerprint(path) for path in files]
         elif self.name in corpora.HUB:
             hub = corpora.HUB[self.name]
             source = {"hub": hub.path, "name": hub.name, "revision": hub.revision, "split": "train"}
@@ -58,8 +58,21 @@ class Preparation:
         return {"source": source, "settings": settings}
 
 
+def _fingerprint(path: Path) -> dict[str, Any]:
+    """A source file as meta.json keeps it.
+
+    The hash notices any edit, and nothing else: a file that was touched, or copied to another folder, is the same text.
+    To compute it takes a small part of the time that tokenising takes.
+    """
+    digest = None
+    if path.is_file():  # a pipe can be read only once
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"file": str(path), "bytes": path.stat().st_size, "sha256": digest}
+
+
 @dataclass
-class Progress:
+class Tally:
     """How far it is; handed to the caller's display after every chunk."""
 
     documents: int = 0
@@ -81,15 +94,17 @@ def prepare(
     max_tokens: int | None = None,
     text_field: str = "text",
     overwrite: bool = False,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[Tally], None] = lambda tally: None,
 ) -> Path:
     """Prepares a corpus and returns its folder; a folder that is already what was asked for is left as it is."""
     request = _request(name, tuple(map(str, source)), val_fraction, test_fraction, max_tokens, text_field)
     folder = Path(data_dir) / name
+    _Scratch.restore(folder)
     if folder.exists():
         _refuse_to_replace(folder, request)
         if not overwrite:
             return _existing(folder, request)
+    origin = request.describe()  # before it is read: text that changes meanwhile is noticed when asked again
     with _Scratch(folder) as scratch:
         documents, tokenizer = _open_corpus(request)
         with _Writer(scratch, tokenizer) as writer:
@@ -97,8 +112,7 @@ def prepare(
         if isinstance(tokenizer, SmallBpe):
             tokenizer.save(scratch)
         _check_complete(writer, request)
-        meta = {"format": META_FORMAT, "name": name, **writer.summary(), **request.describe()}
-        (scratch / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+        Meta(name=name, **writer.summary(), **origin).write(scratch)
     return folder
 
 
@@ -111,10 +125,14 @@ def _request(
     text_field: str,
 ) -> Preparation:
     if not source:
-        known("corpus", name, ["storybook", *corpora.HUB])
-    if not name or "/" in name or name.startswith("."):
+        known("corpus", name, corpora.NAMES)
+    elif name in corpora.NAMES:
+        raise UserError(
+            f"{name} is a corpus of its own; choose another name for the text of --source, or drop --source"
+        )
+    if not name or "/" in name or "\0" in name or name.startswith("."):
         raise UserError(f"corpus name {name!r} must be a plain folder name")
-    defaults = corpora.HUB.get(name, Preparation(name)) if not source else Preparation(name)
+    defaults = corpora.HUB.get(name, Preparation(name))
     val = defaults.val_fraction if val_fraction is None else val_fraction
     test = defaults.test_fraction if test_fraction is None else test_fraction
     if not (0 < val < 1 and 0 <= test < 1 and val + test < 1):
@@ -126,7 +144,7 @@ def _request(
 
 def _refuse_to_replace(folder: Path, request: Preparation) -> None:
     """Nothing but a prepared corpus is ever replaced, and never one that a source lies in."""
-    if not (folder / "meta.json").exists() or not (folder / "train.bin").exists():
+    if not is_corpus(folder):
         raise UserError(f"{folder} exists and is no prepared corpus; move it away or choose another name")
     for source in map(Path, request.source):
         if source.resolve().is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(source.resolve()):
@@ -134,16 +152,21 @@ def _refuse_to_replace(folder: Path, request: Preparation) -> None:
 
 
 def _existing(folder: Path, request: Preparation) -> Path:
-    try:
-        meta = json.loads((folder / "meta.json").read_text())
-        made_from = {key: meta[key] for key in ("source", "settings")}
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{folder / 'meta.json'} cannot be read; pass --overwrite to prepare it again") from None
-    if made_from != request.describe():
-        raise UserError(
-            f"{folder} was prepared with other settings; pass --overwrite to replace it, or choose another name"
-        )
-    return folder
+    meta, wanted = Meta.read(folder), request.describe()
+    if meta.settings != wanted["settings"]:
+        difference = "with other settings"
+    elif _text(meta.source) != _text(wanted["source"]):
+        difference = "from other text"
+    else:
+        return folder
+    raise UserError(f"{folder} was prepared {difference}; pass --overwrite to replace it, or choose another name")
+
+
+def _text(source: Any) -> Any:
+    """What of a source decides the text. Where a file lies does not; its name does, which says how it is read."""
+    if isinstance(source, list):
+        return [(Path(entry["file"]).name, entry.get("sha256")) for entry in source]
+    return source
 
 
 def _open_corpus(request: Preparation) -> tuple[Iterator[str], Tokenizer]:
@@ -172,9 +195,9 @@ def _write_all(
     writer: _Writer,
     documents: Iterator[str],
     request: Preparation,
-    on_progress: Callable[[Progress], None],
+    on_progress: Callable[[Tally], None],
 ) -> None:
-    progress = Progress()
+    tally = Tally()
 
     def encode(chunk: list[str]) -> Encoded:
         return [
@@ -183,13 +206,26 @@ def _write_all(
         ]
 
     for chunk in _in_order(encode, _chunks(documents)):
-        for split, tokens in chunk:
-            if request.max_tokens is not None and progress.tokens + len(tokens) + 1 > request.max_tokens:
-                return
-            writer.write(split, tokens)
-            progress.tokens += len(tokens) + 1
-        progress.documents += len(chunk)
-        on_progress(progress)
+        too_long = _write_chunk(writer, chunk, tally, request.max_tokens)
+        on_progress(tally)
+        if too_long and not tally.documents:
+            raise UserError(
+                f"--max-tokens {request.max_tokens} is fewer than the {too_long} tokens of the first document; raise it"
+            )
+        if too_long:
+            return
+
+
+def _write_chunk(writer: _Writer, chunk: Encoded, tally: Tally, max_tokens: int | None) -> int:
+    """Writes the documents before the one that would exceed max_tokens, and returns that one's length, or 0."""
+    for split, tokens in chunk:
+        length = len(tokens) + 1
+        if max_tokens is not None and tally.tokens + length > max_tokens:
+            return length
+        writer.write(split, tokens)
+        tally.documents += 1
+        tally.tokens += length
+    return 0
 
 
 def _chunks(documents: Iterator[str]) -> Iterator[list[str]]:
@@ -224,40 +260,50 @@ def _in_order(encode: Callable[[list[str]], Encoded], chunks: Iterator[list[str]
 
 
 class _Scratch:
-    """A hidden folder that becomes `target` when its block ends well, and vanishes when it does not."""
+    """A hidden folder that becomes `target` when its block ends well, and vanishes when it does not.
+
+    A folder cannot take another's place in one stroke: what is replaced is put aside under a hidden name first. Whoever
+    is killed at that point leaves no `target`; restore() puts the old one back.
+    """
 
     def __init__(self, target: Path) -> None:
         self._target = target
-        self._scratch = target.parent / f".{target.name}.unfinished-{os.getpid()}"
+        self._scratch = target.with_name(f".{target.name}.unfinished-{os.getpid()}")
+        self._replaced = target.with_name(f".{target.name}.replaced-{os.getpid()}")
 
     def __enter__(self) -> Path:
         self._target.parent.mkdir(parents=True, exist_ok=True)
-        for left_over in self._target.parent.glob(f".{self._target.name}.unfinished-*"):
-            owner = int(left_over.name.rpartition("-")[2])
-            if owner == os.getpid() or not _alive(owner):
-                shutil.rmtree(left_over)
+        for path in (*self._left_over(self._target, "unfinished"), *self._left_over(self._target, "replaced")):
+            shutil.rmtree(path)
         self._scratch.mkdir()
         return self._scratch
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         if kind is None:
-            replaced = self._scratch.with_name(self._scratch.name.replace("unfinished", "replaced"))
+            for path in self._scratch.iterdir():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
             if self._target.exists():
-                self._target.rename(replaced)
+                self._target.rename(self._replaced)
             self._scratch.rename(self._target)
-            shutil.rmtree(replaced, ignore_errors=True)
+            shutil.rmtree(self._replaced, ignore_errors=True)
         else:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
+    @classmethod
+    def restore(cls, target: Path) -> None:
+        """Puts back what a process was replacing when it was killed."""
+        replaced = cls._left_over(target, "replaced")
+        if replaced and not target.exists():
+            replaced[0].rename(target)
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    @staticmethod
+    def _left_over(target: Path, kind: str) -> list[Path]:
+        """Hidden folders of `target` whose process is gone."""
+        name = re.compile(rf"\.{re.escape(target.name)}\.{kind}-([0-9]+)")
+        matches = [(path, name.fullmatch(path.name)) for path in target.parent.glob(".*")]
+        owners = [(path, int(match[1])) for path, match in matches if match]
+        return [path for path, owner in owners if owner == os.getpid() or not alive(owner)]
 
 
 class _Writer:
@@ -276,8 +322,6 @@ class _Writer:
 
     def __exit__(self, *exception: object) -> None:
         for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
             file.close()
 
     def write(self, split: str, tokens: TokenArray) -> None:
@@ -303,10 +347,11 @@ def _check_complete(writer: _Writer, request: Preparation) -> None:
     total = sum(writer.documents.values())
     if not total:
         raise UserError(f"corpus {request.name} has no text in it")
+    more = "give more documents" + ("" if request.max_tokens is None else ", raise --max-tokens")
     needed = ("train", "val", "test") if request.test_fraction else ("train", "val")
     for split in needed:
         if not writer.documents[split]:
             raise UserError(
                 f"none of the {total} documents of {request.name} fell into {split}: "
-                f"give more documents, or raise --{'val' if split == 'train' else split}-fraction"
+                f"{more}, or {'lower --val' if split == 'train' else f'raise --{split}'}-fraction"
             )

@@ -109,8 +109,13 @@ class SmallBpe:
         return str(self._inner.decode(tokens, skip_special_tokens=False))
 
 
+TOKENIZERS = (Gpt2Bpe.name, SmallBpe.name)
+
+
 def open_tokenizer(name: str, folder: Path) -> Tokenizer:
-    """The tokenizer of a prepared corpus."""
+    """The tokenizer of this name; a small one is that of the folder."""
+    if name not in TOKENIZERS:
+        raise UserError(f"{folder} asks for the tokenizer {name!r}; this version has {' and '.join(TOKENIZERS)}")
     return Gpt2Bpe() if name == Gpt2Bpe.name else SmallBpe.load(folder)
 
 

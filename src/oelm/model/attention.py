@@ -9,31 +9,36 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oelm.config import Model
+from oelm.model.dropout import Dropout
+from oelm.model.stacked import Stacked
 
 
 class Attention(nn.Module):
     """Q, K, V and O as four matrices of their own, without biases, as in the original study."""
 
-    def __init__(self, shape: Model) -> None:
+    def __init__(self, shape: Model, dropout: Dropout) -> None:
         super().__init__()
         self.num_heads = shape.num_heads
-        self.dropout = shape.dropout
+        self.dropout = dropout
         self.q = nn.Linear(shape.d_model, shape.d_model, bias=False)
         self.k = nn.Linear(shape.d_model, shape.d_model, bias=False)
         self.v = nn.Linear(shape.d_model, shape.d_model, bias=False)
         self.o = nn.Linear(shape.d_model, shape.d_model, bias=False)
+        self.stacked: Stacked | None = None  # an engine may replace q, k and v by one product
 
-    def forward(self, x: Tensor, rotation: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, rotation: Tensor | None, rows: Tensor | None) -> Tensor:
         q, k, v = self.project(x, rotation)
-        heads = F.scaled_dot_product_attention(
-            q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True
-        )
+        if self.dropout.active:  # the fused kernel draws masks of its own, which depend on how the batch is cut
+            heads = self.dropout(causal_scores(q, k).softmax(-1), rows).to(v.dtype) @ v
+        else:
+            heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         merged: Tensor = self.o(heads.transpose(1, 2).flatten(2))
         return merged
 
     def project(self, x: Tensor, rotation: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """(batch, time, d_model) → q, k, v of (batch, heads, time, d_head), positions rotated in."""
-        q, k, v = (side(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2) for side in (self.q, self.k, self.v))
+        sides = (self.q(x), self.k(x), self.v(x)) if self.stacked is None else self.stacked(x)
+        q, k, v = (side.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for side in sides)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         return q, k, v
@@ -41,10 +46,15 @@ class Attention(nn.Module):
     def entropy(self, x: Tensor, rotation: Tensor | None) -> Tensor:
         """Mean entropy (nats) of the attention distributions on x: how widely this layer looks."""
         q, k, _ = self.project(x, rotation)
-        scores = (q @ k.transpose(2, 3)).float() / math.sqrt(q.shape[-1])
-        causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).tril()
-        log_p = scores.masked_fill(~causal, float("-inf")).log_softmax(-1)
-        return -(log_p.exp() * log_p.masked_fill(~causal, 0.0)).sum(-1).mean()
+        entropies: Tensor = torch.special.entr(causal_scores(q, k).softmax(-1)).sum(-1)
+        return entropies.mean()
+
+
+def causal_scores(q: Tensor, k: Tensor) -> Tensor:
+    """The attention logits, in fp32, with -inf where a query would look ahead: (batch, heads, time, time)."""
+    scores = (q @ k.transpose(2, 3)).float() / math.sqrt(q.shape[-1])
+    causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    return scores.masked_fill(~causal, float("-inf"))
 
 
 def rotation_table(seq_len: int, d_head: int, base: float = 10_000.0) -> Tensor:

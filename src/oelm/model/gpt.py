@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from oelm import variants
 from oelm.config import Model
 from oelm.model.attention import Attention, rotation_table
+from oelm.model.dropout import Dropout
 from oelm.model.orthogonal import DRAW, INIT_STD
 
 
@@ -32,17 +33,18 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Attention, then feed-forward, each on a normalised copy and added back to the stream."""
 
-    def __init__(self, shape: Model) -> None:
+    def __init__(self, shape: Model, seed: int, place: str) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(shape.d_model)
-        self.attention = Attention(shape)
+        self.attention = Attention(shape, Dropout(shape.dropout, seed, f"{place}.attention"))
         self.norm2 = nn.LayerNorm(shape.d_model)
         self.mlp = FeedForward(shape)
-        self.dropout = nn.Dropout(shape.dropout)
+        self.dropout1 = Dropout(shape.dropout, seed, f"{place}.1")
+        self.dropout2 = Dropout(shape.dropout, seed, f"{place}.2")
 
-    def forward(self, x: Tensor, rotation: Tensor | None) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm1(x), rotation))
-        out: Tensor = x + self.dropout(self.mlp(self.norm2(x)))
+    def forward(self, x: Tensor, rotation: Tensor | None, rows: Tensor | None) -> Tensor:
+        x = x + self.dropout1(self.attention(self.norm1(x), rotation, rows), rows)
+        out: Tensor = x + self.dropout2(self.mlp(self.norm2(x)), rows)
         return out
 
 
@@ -59,38 +61,46 @@ class GPT(nn.Module):
         self.positions = None if rope else nn.Embedding(shape.seq_len, shape.d_model)
         table = rotation_table(shape.seq_len, shape.d_model // shape.num_heads) if rope else None
         self.register_buffer("rotation", table, persistent=False)
-        self.dropout = nn.Dropout(shape.dropout)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.num_layers))
+        self.dropout = Dropout(shape.dropout, seed, "embedding")
+        self.blocks = nn.ModuleList(Block(shape, seed, f"blocks.{i}") for i in range(shape.num_layers))
         self.norm = nn.LayerNorm(shape.d_model)
         self._initialise(seed)
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits of (batch, time, vocabulary); with targets, their mean cross-entropy instead."""
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x, self.rotation)
-        logits = F.linear(self.norm(x), self.tokens.weight)
+    def forward(self, tokens: Tensor, targets: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+        """Logits of (batch, time, vocabulary); with targets, their mean cross-entropy instead.
+
+        rows: the number of each sequence in the run, (batch,); needed only where dropout is active.
+        """
+        logits = F.linear(self.trunk(self.tokens(tokens), rows), self.tokens.weight)
         if targets is None:
             return logits
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens)
+    def trunk(self, embedded: Tensor, rows: Tensor | None = None) -> Tensor:
+        """From token embeddings to what the output layer reads, both (batch, time, d_model)."""
+        x = self.placed(embedded, rows)
+        for block in self.blocks:
+            x = block(x, self.rotation, rows)
+        normed: Tensor = self.norm(x)
+        return normed
+
+    def placed(self, embedded: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The start of the residual stream: embeddings that know their place."""
         if self.positions is not None:
-            x = x + self.positions.weight[: tokens.shape[1]]
-        embedded: Tensor = self.dropout(x)
-        return embedded
+            embedded = embedded + self.positions.weight[: embedded.shape[1]]
+        stream: Tensor = self.dropout(embedded, rows)
+        return stream
 
     @torch.no_grad()
     def attention_entropy(self, tokens: Tensor) -> list[float]:
         """Mean attention entropy of each layer, in nats."""
-        x = self.embed(tokens)
+        x = self.placed(self.tokens(tokens))
         entropies = []
         for block in self.blocks:
             assert isinstance(block, Block)
-            entropies.append(block.attention.entropy(block.norm1(x), self.rotation).item())
-            x = block(x, self.rotation)
-        return entropies
+            entropies.append(block.attention.entropy(block.norm1(x), self.rotation))
+            x = block(x, self.rotation, None)
+        return [float(entropy) for entropy in torch.stack(entropies).tolist()]
 
     def query_key_weights(self) -> dict[str, nn.Parameter]:
         """The matrices that the variants differ in, by logical name."""

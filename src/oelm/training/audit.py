@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
 from oelm.errors import UserError
 from oelm.model.gpt import GPT
 from oelm.runfolder import RunFolder, read_json, write_json
-from oelm.training.checkpoint import load_weights, tensor_hash
+from oelm.training.checkpoint import tensor_hash
 
 FILE = "freeze_audit.json"
 SHAPE = {"events": [{"event": str, "step": int, "sha256": {str: str}}]}
@@ -74,7 +76,7 @@ def _frozen_by_variant(folder: RunFolder) -> set[str]:
 
 def _in_file(path: Path, place: str, expected: dict[str, str]) -> list[Finding]:
     try:
-        hashes = {name: tensor_hash(weight) for name, weight in load_weights(path).items() if name in expected}
+        hashes = {name: tensor_hash(weight) for name, weight in load_file(path).items() if name in expected}
     except Exception as error:  # safetensors raises its own and OSErrors, numpy TypeErrors for types it does not know
         raise UserError(f"{path} cannot be read: {error}") from None
     return [Finding(name, place, hashes.get(name) == digest) for name, digest in expected.items()]

@@ -10,11 +10,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from safetensors.torch import save as serialize
@@ -24,16 +23,15 @@ from oelm.errors import UserError
 from oelm.runfolder import write_json, write_whole
 
 KEPT = 2
-STATE_KEYS = {"step", "best", "last_val", "since_log", "scaler", "clock"}
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+STATE_KEYS = {"step", "best", "last_val", "since_log", "engine", "clock"}
 
 
 class DamagedError(Exception):
     """A checkpoint that cannot be used, and why."""
 
 
-def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Path:
-    """Writes checkpoints/step-N and makes it the last one; older ones than the newest two go."""
+def save(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: dict[str, Any]) -> Path:
+    """Writes checkpoints/step-N, a file per entry of `tensors`, and makes it the last; only the newest two stay."""
     final = folder / f"step-{step}"
     if final.exists():  # the run was resumed from it and has not moved since
         return final
@@ -43,8 +41,8 @@ def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optim
         shutil.rmtree(left_over)
     try:
         scratch.mkdir()
-        write_whole(scratch / "model.safetensors", serialize(_weights(model)))
-        write_whole(scratch / "optimizer.safetensors", serialize(_moments(model, optimizer)))
+        for name, content in tensors.items():
+            write_whole(scratch / f"{name}.safetensors", serialize(dict(content)))
         write_json(scratch / "state.json", {"step": step, **state})
         scratch.rename(final)
         _sync(folder)
@@ -57,26 +55,26 @@ def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optim
     return final
 
 
-def save_best(folder: Path, model: nn.Module, step: int, loss: float) -> None:
+def save_best(folder: Path, weights: Mapping[str, Tensor], step: int, loss: float) -> None:
     """The weights alone, replaced whole."""
     folder.mkdir(exist_ok=True)
     # One entry: the library writes several in an order that changes from process to process.
     about = {"oelm": json.dumps({"step": step, "val_loss": loss})}
-    write_whole(folder / "best.safetensors", serialize(_weights(model), metadata=about))
+    write_whole(folder / "best.safetensors", serialize(dict(weights), metadata=about))
 
 
 def newest(
     folder: Path,
     say: Callable[[str], None],
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    frozen_hashes: dict[str, str],
+    moments: Mapping[str, Tensor],
+    frozen_hashes: Mapping[str, str],
 ) -> Path | None:
     """The newest checkpoint that can be used, passing over damaged ones aloud. None where there is none at all."""
     damaged: list[Path] = []
     for path in by_age(folder):
         try:
-            check(path, model, optimizer, frozen_hashes)
+            check(path, model, moments, frozen_hashes)
         except DamagedError as damage:
             say(f"checkpoint {path} cannot be used: {damage}; trying the one before it")
             damaged.append(path)
@@ -108,26 +106,25 @@ def last(folder: Path) -> Path | None:
     return folder / pointer.read_text() if pointer.exists() else None
 
 
-def check(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, frozen_hashes: dict[str, str]) -> None:
+def check(path: Path, model: nn.Module, moments: Mapping[str, Tensor], frozen_hashes: Mapping[str, str]) -> None:
     """Raises DamagedError unless the checkpoint is whole, of this model's shape, and true to the frozen matrices."""
     try:
         read_state(path)
         with safe_open(path / "optimizer.safetensors", framework="pt") as file:
-            moments = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        saved = load_weights(path / "model.safetensors")
+            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        saved = load_file(path / "model.safetensors")
+        load_file(path / "clock.safetensors")["step_times"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise DamagedError(f"cut short or damaged ({error})") from None
-    found = {name: tuple(tensor.shape) for name, tensor in saved.items()}
-    _same_shapes(found, {name: tuple(tensor.shape) for name, tensor in _weights(model).items()})
-    expected = {
-        f"{name}.{key}": () if key == "step" else tuple(parameter.shape)
-        for name, parameter in _trained(model, optimizer)
-        for key in MOMENTS
-    }
-    _same_shapes(moments, expected)
+    _same_shapes(found, _shapes(moments))
+    _same_shapes(_shapes(saved), _shapes(weights(model)))
     for name, digest in frozen_hashes.items():
         if name not in saved or tensor_hash(saved[name]) != digest:
             raise DamagedError(f"the frozen matrix {name} is not the one that was frozen")
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def _same_shapes(found: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]) -> None:
@@ -136,13 +133,12 @@ def _same_shapes(found: dict[str, tuple[int, ...]], expected: dict[str, tuple[in
             raise DamagedError(f"{name} has the shape {found.get(name)} instead of {expected.get(name)}")
 
 
-def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Restores model and optimiser in place and returns the rest of the state."""
-    model.load_state_dict(load_weights(path / "model.safetensors"))
-    saved = load_file(path / "optimizer.safetensors")
-    for name, parameter in _trained(model, optimizer):
-        optimizer.state[parameter] = {key: saved[f"{name}.{key}"].to(parameter.device) for key in MOMENTS}
-    return read_state(path)
+def load(path: Path, model: nn.Module, moments: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Restores the model and the optimiser's moments in place and returns the rest of the state."""
+    model.load_state_dict(load_file(path / "model.safetensors"))
+    for name, saved in load_file(path / "optimizer.safetensors").items():
+        moments[name].copy_(saved)
+    return {**read_state(path), **load_file(path / "clock.safetensors")}
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -152,30 +148,14 @@ def read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def load_weights(path: Path) -> dict[str, Tensor]:
-    return load_file(path)
-
-
 def tensor_hash(tensor: Tensor) -> str:
     """sha256 over a tensor's bytes, as stored in fp32."""
     return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
-def _weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p.detach().contiguous() for name, p in model.named_parameters()}
-
-
-def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    return {
-        f"{name}.{key}": optimizer.state[parameter][key]
-        for name, parameter in _trained(model, optimizer)
-        for key in MOMENTS
-    }
-
-
-def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
-    optimised = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return ((name, p) for name, p in model.named_parameters() if id(p) in optimised)
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """The logical model's tensors by name."""
+    return {name: p.detach() for name, p in model.named_parameters()}
 
 
 def by_age(folder: Path) -> list[Path]:

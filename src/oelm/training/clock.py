@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 PARTS = ("startup", "compiling", "training", "validation", "saving")
 
@@ -35,14 +36,14 @@ class Clock:
         return sum(self.seconds.values())
 
     def state(self) -> dict[str, Any]:
-        return {"seconds": self.seconds, "validations": self.validations, "step_times": self.step_times}
+        return {"seconds": dict(self.seconds), "validations": self.validations}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any], step_times: Tensor) -> None:
         """Adds an earlier session's times to this one's."""
         for name, seconds in state["seconds"].items():
             self.seconds[name] += seconds
         self.validations += state["validations"]
-        self.step_times[:0] = state["step_times"]
+        self.step_times[:0] = step_times.tolist()
 
     def stats(self) -> dict[str, Any]:
         """timing_stats.json: the original study's keys, with the parts of the wall time beside them."""

@@ -12,31 +12,26 @@ from torch import Tensor
 
 from oelm.data.batches import validation_windows
 from oelm.model.gpt import GPT
-from oelm.training.step import Stepper
+from oelm.training.step import Engine
 
-# Logits held at once, in elements: as large as pays off on the device.
-LOGITS = {"cpu": 2**24, "cuda": 2**28}
 ENTROPY_SEQUENCES = 4
 
 
-def evaluate(stepper: Stepper, tokens: npt.NDArray[Any], limit: int | None) -> tuple[float, int]:
+def evaluate(engine: Engine, tokens: npt.NDArray[Any], limit: int | None) -> tuple[float, int]:
     """Mean cross-entropy over the first `limit` tokens (None: all), and how many were scored.
 
     The windows are shared out over the processes in large batches; the same tokens are scored however many there are.
     """
-    shape, world = stepper.config, stepper.world
-    rows = max(1, LOGITS[world.device.type] // (shape.seq_len * shape.vocab_size))
-    windows = validation_windows(tokens, shape.seq_len, limit)[world.rank :: world.size]
+    world, seq_len = engine.world, engine.config.seq_len
+    at_once = max(1, engine.scored_tokens // seq_len)
+    windows = validation_windows(tokens, seq_len, limit)[world.rank :: world.size]
     total, count = torch.zeros((), dtype=torch.float64, device=world.device), 0
-    stepper.model.eval()
     for length, group in groupby(windows, key=lambda window: window[1]):
         starts = [start for start, _ in group]
-        for first in range(0, len(starts), rows):
-            batch = np.stack([tokens[s : s + length + 1] for s in starts[first : first + rows]]).astype(np.int64)
-            inputs, targets = stepper.to_device(batch[:, :-1]), stepper.to_device(batch[:, 1:])
-            total += stepper.score(inputs, targets)
-            count += targets.numel()
-    stepper.model.train()
+        for first in range(0, len(starts), at_once):
+            batch = np.stack([tokens[s : s + length + 1] for s in starts[first : first + at_once]]).astype(np.int64)
+            total += engine.score(engine.to_device(batch[:, :-1]), engine.to_device(batch[:, 1:]))
+            count += batch[:, 1:].size
     loss_sum, scored = world.sum([total.item(), float(count)])
     return loss_sum / scored, int(scored)
 

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from oelm.config import RunConfig, run_id
 from oelm.data.batches import Corpus, open_corpus
@@ -34,12 +34,12 @@ def fit(config: RunConfig, observer: Observer | None = None, command: list[str] 
         if run.finished_before():
             return run.folder
         run.start()
-        for batches in run.remaining_batches():
-            run.train(batches)
-            if run.at(run.config.log_interval):
-                run.log()
+        while run.step < run.config.max_steps:
+            run.train()
             if run.at(run.config.val_interval):
                 run.validate()
+            if run.at(run.config.log_interval):
+                run.log()
             stopping = run.agreed(stop.asked)
             if stopping or run.at(run.config.save_interval):
                 run.save()
@@ -55,34 +55,32 @@ def opened(config: RunConfig, world: World, observer: Observer, command: list[st
     corpus = open_corpus(config.data_folder, config.vocab_size, config.seq_len)
     config = config.resolved(corpus.vocab_size)
     folder = RunFolder(config.run_folder)
-    if world.leads:
-        with locked(folder):
+    with locked(folder) if world.leads else nullcontext():
+        if world.leads:
             _check_identity(config, folder, corpus)
-            yield from _guarded(Run(config, world, folder, corpus, observer, command))
-    else:
-        yield from _guarded(Run(config, world, folder, corpus, Observer(), command))
+        run = Run(config, world, folder, corpus, observer if world.leads else Observer(), command)
+        with _status_kept(run):
+            yield run
 
 
-def _guarded(run: Run) -> Iterator[Run]:
+@contextmanager
+def _status_kept(run: Run) -> Iterator[None]:
     try:
-        yield run
-    except InterruptedRunError as interruption:
-        run.fail("interrupted", str(interruption))
-        raise
-    except KeyboardInterrupt:
-        run.fail("interrupted", "stopped at once; the last checkpoint stands")
-        raise
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        message = f"no space left on the disk that holds {run.folder.path}; free some and run the command again"
-        run.fail("failed", message)
-        raise UserError(message) from None
+        yield
     except BaseException as error:
-        run.fail("failed", str(error) or type(error).__name__)
+        stopped = isinstance(error, InterruptedRunError | KeyboardInterrupt)
+        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        message = str(error) or type(error).__name__
+        if full:
+            message = f"no space left on the disk that holds {run.folder.path}; free some and run the command again"
+        elif isinstance(error, KeyboardInterrupt):
+            message = "stopped at once; the last checkpoint stands"
+        run.fail("interrupted" if stopped else "failed", message)
+        if full:
+            raise UserError(message) from None
         raise
     finally:
-        run.observer.close()
+        run.close()
 
 
 def _check_identity(config: RunConfig, folder: RunFolder, corpus: Corpus) -> None:

@@ -17,7 +17,7 @@ from oelm.config import RunConfig, run_id
 from oelm.data.batches import Corpus
 from oelm.model.gpt import GPT
 from oelm.runfolder import FORMAT
-from oelm.training.step import Stepper
+from oelm.training.step import Engine
 
 
 def manifest(config: RunConfig, corpus: Corpus, model: GPT) -> dict[str, Any]:
@@ -33,8 +33,8 @@ def manifest(config: RunConfig, corpus: Corpus, model: GPT) -> dict[str, Any]:
         "parameters": {"total": total, "trainable": total - frozen, "frozen": frozen},
         "data": {
             "dataset": config.dataset,
-            "tokenizer": corpus.meta["tokenizer"],
-            "tokens": corpus.meta["tokens"],
+            "tokenizer": corpus.meta.tokenizer,
+            "tokens": corpus.meta.tokens,
             "sha256": corpus.hashes,
         },
         "learning_rate": {
@@ -48,18 +48,17 @@ def manifest(config: RunConfig, corpus: Corpus, model: GPT) -> dict[str, Any]:
     }
 
 
-def session(stepper: Stepper, command: list[str], first_step: int) -> dict[str, Any]:
+def session(engine: Engine, command: list[str], first_step: int) -> dict[str, Any]:
     """What one start or resume of the run ran on."""
-    device = stepper.world.device
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "first_step": first_step,
         "command": command,
-        "engine": stepper.engine,
-        "precision": str(stepper.precision).removeprefix("torch."),
+        "engine": engine.name,
+        "precision": str(engine.precision).removeprefix("torch."),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "processes": stepper.world.size,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
+        "processes": engine.world.size,
+        "device": device_name(engine.world.device),
         "cpu_threads": torch.get_num_threads(),
         "versions": {
             "oelm": oelm.__version__,
@@ -72,8 +71,10 @@ def session(stepper: Stepper, command: list[str], first_step: int) -> dict[str, 
     }
 
 
-def processor() -> str:
-    """The CPU's name and the number of its cores."""
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or the CPU's and the number of its cores."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
     name = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

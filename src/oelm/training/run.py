@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shlex
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,20 +14,23 @@ import torch
 from torch import Tensor
 
 from oelm.config import RunConfig
-from oelm.data.batches import Batches, Corpus, ahead
+from oelm.data.batches import Batches, Corpus
 from oelm.data.tokenizer import TOKENIZER_FILE, open_tokenizer
 from oelm.errors import InterruptedRunError, RunFailedError, UserError
 from oelm.model.generate import generate
 from oelm.model.gpt import GPT
 from oelm.runfolder import Heart, RunFolder, append_line, cut_lines, write_json, write_whole
 from oelm.training import audit, checkpoint
+from oelm.training.background import Background
 from oelm.training.clock import Clock, StepTimer, formatted
 from oelm.training.evaluate import diagnose, evaluate
-from oelm.training.manifest import manifest, session
+from oelm.training.manifest import device_name, manifest, session
 from oelm.training.observe import Observer, Progress, perplexity
 from oelm.training.schedule import learning_rate
-from oelm.training.step import MicroBatches, Stepper
+from oelm.training.step import open_engine
 from oelm.training.world import World
+
+STEPS_BETWEEN_QUESTIONS = 10
 
 
 @dataclass
@@ -53,12 +55,13 @@ class Run:
         config = self.config
         self.batches = Batches(self.train_tokens, config.seq_len, config.batch_size, config.seed)
         self.timer = StepTimer(self.world.device)
+        self.background = Background(self.world.device)
         self.heart: Heart | None = None
-        self._on_device: list[tuple[Tensor, Tensor]] = []  # losses and gradient norms not yet fetched
-        self._since_log: list[tuple[float, float]] = []  # fetched, but not yet in a line of metrics
+        self._since_log: list[tuple[float, float]] = []  # losses and gradient norms not yet in a line of metrics
 
     def finished_before(self) -> bool:
-        if not self.folder.exists() or self.folder.status()["state"] != "finished":
+        goes_back = self.config.resume not in ("auto", "never")
+        if goes_back or not self.folder.exists() or self.folder.status()["state"] != "finished":
             return False
         self.say(f"{self.folder.path} is finished already: nothing to do")
         return True
@@ -70,27 +73,25 @@ class Run:
                 self.heart = Heart(self.folder, self.config.max_steps)
             model = GPT(self.config, self.config.seed).to(self.world.device)
             self.births = {name: w.detach().cpu().clone() for name, w in model.query_key_weights().items()}
-            self.stepper = Stepper(model, self.config, self.world)
+            self.engine = open_engine(model, self.config, self.world, self.batches)
             self._claim(model)
             self._restore(model)
             if self.heart:
                 self.heart.at(self.step)
-        self._rehearse()
-        self._announce(model)
+        if self.step < self.config.max_steps:
+            with self.clock.part("startup" if self.engine.name == "eager" else "compiling"):
+                self.seconds_per_step = self.engine.rehearse(self.step)
+        self._announce()
 
     def _claim(self, model: GPT) -> None:
-        """Writes the files of a new run, or checks that the folder holds this very run."""
-        if self.world.leads:
-            mine = manifest(self.config, self.corpus, model)
-            if self.folder.exists():
-                mine = self.folder.manifest()
-            else:
-                audit.begin(self.folder, model)
-                tokenizer = self.corpus.folder / TOKENIZER_FILE
-                if tokenizer.exists():  # beside its model, so that the run folder alone can be sampled from
-                    write_whole(self.folder.path / TOKENIZER_FILE, tokenizer.read_bytes())
+        """Writes the files that make a new folder this run's."""
+        if self.world.leads and not self.folder.exists():
+            audit.begin(self.folder, model)
+            tokenizer = self.corpus.folder / TOKENIZER_FILE
+            if tokenizer.exists():  # beside its model, so that the run folder alone can be sampled from
+                write_whole(self.folder.path / TOKENIZER_FILE, tokenizer.read_bytes())
             write_whole(self.folder.path / "config.yaml", self.config.to_yaml())
-            write_json(self.folder.path / "manifest.json", mine)
+            write_json(self.folder.path / "manifest.json", manifest(self.config, self.corpus, model))
         self.world.wait()
 
     def _restore(self, model: GPT) -> None:
@@ -101,107 +102,79 @@ class Run:
         chosen = int(self.world.sum([float(path.name.removeprefix("step-")) if path else 0.0])[0])
         if chosen:
             path = self.folder.checkpoints / f"step-{chosen}"
-            state = checkpoint.load(path, model, self.stepper.optimizer)
+            state = checkpoint.load(path, model, self.engine.moments())
             self.step, self.best, self.last_val = chosen, state["best"], state["last_val"]
             self._since_log = [(loss, norm) for loss, norm in state["since_log"]]
-            self.clock.restore(state["clock"])
-            self.stepper.scaler.load_state_dict(state["scaler"])
+            self.clock.restore(state["clock"], state["step_times"])
+            self.engine.restore(state["engine"])
             self.say(f"resumed from {path}")
         if self.world.leads:
             for path in (self.folder.metrics, self.folder.evals):
                 cut_lines(path, self.step)
             content = self.folder.manifest()
-            content["sessions"].append(session(self.stepper, self.command, self.step))
+            content["sessions"].append(session(self.engine, self.command, self.step))
+            write_whole(self.folder.path / "config.yaml", self.config.to_yaml())
             write_json(self.folder.path / "manifest.json", content)
 
     def _choose_checkpoint(self, model: GPT, frozen: dict[str, str]) -> Path | None:
+        moments = self.engine.moments()
         if self.config.resume not in ("auto", "never"):
             path = Path(self.config.resume).resolve()
             if path.parent != self.folder.checkpoints.resolve():
                 raise UserError(f"--resume {self.config.resume} is not a checkpoint of {self.folder.path}")
             try:
-                checkpoint.check(path, model, self.stepper.optimizer, frozen)
+                checkpoint.check(path, model, moments, frozen)
             except checkpoint.DamagedError as damage:
                 raise UserError(f"--resume {self.config.resume} cannot be used: {damage}") from None
             checkpoint.go_back(path)
-        return checkpoint.newest(self.folder.checkpoints, self.say, model, self.stepper.optimizer, frozen)
+        return checkpoint.newest(self.folder.checkpoints, self.say, model, moments, frozen)
 
-    def _rehearse(self) -> None:
-        """Compiles, and times a step that changes nothing, to say how long it will take."""
-        if self.step == self.config.max_steps:
+    def _announce(self) -> None:
+        if not self.world.leads:
             return
-        batches = self.batches.share(self.step, self.world.rank, self.world.size, self.config.accumulation)
-        with self.clock.part("compiling" if self.stepper.engine == "compile" else "startup"):
-            self.stepper.rehearse(batches, self.step)
-            self.timer.begin()
-            self.stepper.rehearse(batches, self.step)
-            self.timer.end()
-            self.seconds_per_step = self.timer.collect()[0]
-            self.timer.pause()
-
-    def _announce(self, model: GPT) -> None:
-        config, total = self.config, sum(p.numel() for p in model.parameters())
-        frozen = sum(p.numel() for p in model.frozen().values())
-        left = config.max_steps - self.step
+        config, left = self.config, self.config.max_steps - self.step
+        parameters = self.folder.manifest()["parameters"]
+        processes = f", {self.world.size} processes" if self.world.size > 1 else ""
         facts = {
             "variant": f"{config.model_type} ({config.variant}), recipe {config.recipe}, seed {config.seed}",
-            "parameters": f"{total:,}: {total - frozen:,} trainable, {frozen:,} frozen",
+            "parameters": f"{parameters['total']:,}: {parameters['trainable']:,} trainable, "
+            f"{parameters['frozen']:,} frozen",
             "each step": f"{config.tokens_per_step:,} tokens ({config.batch_size} × {config.seq_len})",
             "data": f"{self.corpus.folder}, {len(self.train_tokens):,} tokens, "
             f"sha256 {self.corpus.hashes['train'][:12]}",
-            "device": f"{session(self.stepper, [], 0)['device']}, {self.stepper.engine}, "
-            f"{str(self.stepper.precision).removeprefix('torch.')}"
-            + (f", {self.world.size} processes" if self.world.size > 1 else ""),
+            "device": f"{device_name(self.world.device)}, {self.engine.name}, "
+            f"{str(self.engine.precision).removeprefix('torch.')}{processes}",
             "run folder": str(self.folder.path),
             "steps": f"{left:,} to go"
             + (f" after {self.step:,}" if self.step else "")
-            + f", about {formatted(left * self.seconds_per_step)} of training by two trial steps",
+            + f", about {formatted(left * self.seconds_per_step)} of training by a trial step",
         }
-        if self.world.leads:
-            self.observer.announce(facts)
-            for name, value in facts.items():
-                self.folder.log(f"{name}: {value}")
-
-    def remaining_batches(self) -> Iterator[MicroBatches]:
-        config, world = self.config, self.world
-        return ahead(
-            self.batches,
-            self.step,
-            config.max_steps,
-            world.rank,
-            world.size,
-            config.accumulation,
-            config.num_workers,
-        )
+        self.observer.announce(facts)
+        for name, value in facts.items():
+            self.folder.log(f"{name}: {value}")
 
     def at(self, interval: int) -> bool:
         return self.step % interval == 0 or self.step == self.config.max_steps
 
-    def train(self, batches: MicroBatches) -> None:
+    def train(self) -> None:
         with self.clock.part("training"):
             self.timer.begin()
-            rate = learning_rate(self.config, self.step)
-            self._on_device.append(self.stepper.update(batches, self.step, rate))
+            self.engine.step(self.step)
             self.timer.end()
         self.step += 1
 
     def collect(self) -> None:
         """Fetches the losses that are still on the device, and stops the run where one is not finite."""
-        if not self._on_device:
-            return
         with self.clock.part("training"):
-            pairs = torch.stack([torch.stack(pair) for pair in self._on_device]).double().cpu()
-            first = self.step - len(pairs)
-            self._on_device = []
-            losses = self.world.sum(pairs[:, 0].tolist())
-            self._since_log += [
-                (loss / self.world.size, norm) for loss, norm in zip(losses, pairs[:, 1].tolist(), strict=True)
-            ]
+            results = self.engine.results()
+            losses = self.world.sum([loss for loss, _ in results])
+            new = [(loss / self.world.size, norm) for loss, (_, norm) in zip(losses, results, strict=True)]
+            self._since_log += new
             self.clock.step_times += self.timer.collect()
-        scaled = self.stepper.scaler.is_enabled()  # fp16's scaler meets infinite gradients and skips those steps
-        for i, (loss, norm) in enumerate(self._since_log[-len(pairs) :]):
+        scaled = self.engine.precision == torch.float16  # whose scaler meets infinite gradients and skips those steps
+        for step, (loss, norm) in enumerate(new, start=self.step - len(new) + 1):
             if not math.isfinite(loss) or not (scaled or math.isfinite(norm)):
-                raise RunFailedError(self._not_finite(first + i + 1, loss, norm))
+                raise RunFailedError(self._not_finite(step, loss, norm))
 
     def log(self) -> None:
         self.collect()
@@ -235,41 +208,67 @@ class Run:
         """Scores the fixed validation tokens, and keeps the weights if they are the best so far."""
         self.collect()
         with self.clock.part("validation"):
-            loss, tokens = evaluate(self.stepper, self.val_tokens, self.config.val_tokens)
+            loss, tokens = evaluate(self.engine, self.val_tokens, self.config.val_tokens)
             self.clock.validations += 1
             self._record_score(loss, tokens, final=False)
         self.last_val = loss
         if self.best is None or loss < self.best:
             self.best = loss
             if self.world.leads:
-                with self.clock.part("saving"):
-                    checkpoint.save_best(self.folder.checkpoints, self.stepper.model, self.step, loss)
+                self._save_best(loss)
         self.timer.pause()
+
+    def _save_best(self, loss: float) -> None:
+        folder, step = self.folder.checkpoints, self.step
+        with self.clock.part("saving"):
+            self.background.write(
+                {"model": checkpoint.weights(self.engine.model)},
+                lambda tensors: checkpoint.save_best(folder, tensors["model"], step, loss),
+            )
 
     def save(self) -> None:
         self.collect()
         with self.clock.part("saving"):
             if self.world.leads:
-                state = {
-                    "best": self.best,
-                    "last_val": self.last_val,
-                    "since_log": self._since_log,
-                    "scaler": self.stepper.scaler.state_dict(),
-                    "clock": self.clock.state(),
-                }
-                model, optimizer = self.stepper.model, self.stepper.optimizer
-                path = checkpoint.save(self.folder.checkpoints, self.step, model, optimizer, state)
-                self.folder.log(f"saved {path.name}")
+                self._save_checkpoint()
             self.world.wait()
         self.timer.pause()
 
+    def _save_checkpoint(self) -> None:
+        folder, step = self.folder.checkpoints, self.step
+        state = {
+            "best": self.best,
+            "last_val": self.last_val,
+            "since_log": list(self._since_log),
+            "engine": self.engine.state(),
+            "clock": self.clock.state(),
+        }
+        tensors = {
+            "model": checkpoint.weights(self.engine.model),
+            "optimizer": self.engine.moments(),
+            "clock": {"step_times": torch.tensor(self.clock.step_times)},
+        }
+
+        def write(snapshot: dict[str, dict[str, Tensor]]) -> None:
+            path = checkpoint.save(folder, step, snapshot, state)
+            self.folder.log(f"saved {path.name}")
+
+        self.background.write(tensors, write)
+
+    def saved(self) -> None:
+        """Waits until what was handed over for saving is on the disk."""
+        with self.clock.part("saving"):
+            self.background.wait()
+            self.world.wait()
+
     def agreed(self, asked: bool) -> bool:
-        """Whether to stop here. Several processes must stop after the same step, so they ask each other."""
+        """Whether to stop here. Several processes must stop after the same step, so they ask each other at times."""
         if self.world.size == 1:
             return asked
-        return self.step % self.config.log_interval == 0 and self.world.sum([float(asked)])[0] > 0
+        return self.step % STEPS_BETWEEN_QUESTIONS == 0 and self.world.sum([float(asked)])[0] > 0
 
     def interrupted(self, number: int) -> InterruptedRunError:
+        self.saved()
         path = self.folder.path
         if self.heart:
             self.heart.at(self.step)
@@ -281,15 +280,16 @@ class Run:
 
     def finish(self) -> None:
         """The score on the whole validation set, a sample, the audit, the times."""
+        self.saved()
         with self.clock.part("validation"):
-            loss, tokens = evaluate(self.stepper, self.val_tokens, None)
+            loss, tokens = evaluate(self.engine, self.val_tokens, None)
             self.clock.validations += 1
             self._record_score(loss, tokens, final=True)
         if not self.world.leads:
             return
         assert self.heart is not None
         self._write_sample()
-        audit.end(self.folder, self.stepper.model, self.step)
+        audit.end(self.folder, self.engine.model, self.step)
         stats = {
             "model_type": self.config.model_type,
             "init_method": str(self.config.variant),
@@ -307,6 +307,11 @@ class Run:
                 self.heart.end(state, message)
                 self.folder.log(f"{state}: {message}")
 
+    def close(self) -> None:
+        """Ends what is being written, and the display."""
+        self.background.close()
+        self.observer.close()
+
     def say(self, line: str) -> None:
         if self.world.leads:
             self.folder.log(line)
@@ -323,25 +328,26 @@ class Run:
                 "tokens_scored": tokens,
                 "tokens_seen": self.step * self.config.tokens_per_step,
                 "elapsed": self.clock.total,
-                **diagnose(self.stepper.model, self.births, self.val_tokens),
+                **diagnose(self.engine.model, self.births, self.val_tokens),
             }
             append_line(self.folder.evals, record)
 
     def _write_sample(self) -> None:
         """Two hundred tokens from the finished model. A machine without the tokenizer goes without, and says so."""
         try:
-            tokenizer = open_tokenizer(self.corpus.meta["tokenizer"], self.corpus.folder)
+            tokenizer = open_tokenizer(self.corpus.meta.tokenizer, self.corpus.folder)
         except (ImportError, UserError) as error:
             self.say(f"no sample written: {error}")
             return
         end = tokenizer.end_of_text
-        tokens = generate(self.stepper.model, [end], 200, 0.8, 50, self.config.seed, end, tokenizer.vocab_size)
+        tokens = generate(self.engine.model, [end], 200, 0.8, 50, self.config.seed, end, tokenizer.vocab_size)
         (self.folder.path / "samples").mkdir(exist_ok=True)
         write_whole(self.folder.path / "samples" / f"step-{self.step}.txt", tokenizer.decode(tokens[1:]) + "\n")
 
     def _not_finite(self, step: int, loss: float, norm: float) -> str:
         rate = learning_rate(self.config, step - 1)
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
+        self.background.wait()
         kept = checkpoint.last(self.folder.checkpoints)
         return (
             f"{what} at step {step} (learning rate {rate:.3g}): training has diverged. "

@@ -1,91 +1,199 @@
-"""One optimisation step: forward, backward, clip, AdamW; eager or compiled, on one process or many."""
+"""One optimisation step, behind one door: eager, compiled, or one CUDA graph.
+
+An engine holds the logical model and its optimiser, and fetches the batch of a step by itself. Whatever working layout
+it computes with, `model` and `moments` are the logical ones at any time.
+"""
 
 from __future__ import annotations
 
 import inspect
 import math
 import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, cast
 
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from oelm.config import RunConfig
-from oelm.data.batches import Tokens
-from oelm.model.gpt import GPT, tensor_seed
+from oelm.data.batches import Ahead, Batches, MicroBatch
+from oelm.errors import UserError
+from oelm.model.gpt import GPT
+from oelm.training.schedule import learning_rate
 from oelm.training.world import World
 
-MicroBatches = list[tuple[Tokens, Tokens]]
+# Logits held at once while scoring, in elements: as large as pays off on the device.
+LOGITS = {"cpu": 2**24, "cuda": 2**28}
 
 
-class Stepper:
-    """Holds the model, its optimiser and the way in which a step is executed."""
+def open_engine(model: GPT, config: RunConfig, world: World, batches: Batches) -> Engine:
+    """The engine that the config asks for; auto is the fastest that can do what else it asks for."""
+    precision = precision_of(config, world.device)
+    capturable = world.device.type == "cuda" and world.size == 1 and precision != torch.float16
+    name = config.engine
+    if name == "auto":
+        name = "graph" if capturable else "compile" if world.device.type == "cuda" else "eager"
+    if name != "graph":
+        return TorchEngine(model, config, world, batches, compiled=name == "compile")
+    if not capturable:
+        raise UserError("--engine graph needs one process, a CUDA device and bf16 or fp32; use --engine auto")
+    from oelm.training.graph import GraphEngine
 
-    def __init__(self, model: GPT, config: RunConfig, world: World) -> None:
+    return GraphEngine(model, config, world, batches)
+
+
+class Engine(ABC):
+    """What the loop knows of a step."""
+
+    name: str
+
+    def __init__(self, model: GPT, config: RunConfig, world: World, batches: Batches) -> None:
         self.model = model
         self.config = config
         self.world = world
-        self.engine = engine_of(config, world.device)
+        self.batches = batches
         self.precision = precision_of(config, world.device)
-        self.optimizer = build_optimizer(model, config)
-        self.scaler = torch.amp.GradScaler("cuda", enabled=self.precision == torch.float16)
-        forward: nn.Module = model
-        if self.engine == "compile":
-            forward = cast(nn.Module, torch.compile(model))
-        if world.size > 1:
-            forward = _distributed(forward)
-        self._forward = forward
 
-    def update(self, batches: MicroBatches, step: int, rate: float) -> tuple[Tensor, Tensor]:
-        """One step. Returns this process's loss and the gradient's norm, both still on the device."""
-        loss = self._gradients(batches, step)
-        self.scaler.unscale_(self.optimizer)
-        trained = [p for group in self.optimizer.param_groups for p in group["params"]]
-        norm = nn.utils.clip_grad_norm_(trained, self.config.grad_clip or math.inf)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        return loss, norm
+    @abstractmethod
+    def step(self, step: int) -> None:
+        """Update number `step`. On a GPU it is only begun: its loss is there when `results` is asked for."""
 
-    def rehearse(self, batches: MicroBatches, step: int) -> None:
-        """The work of a step without its effect: compiles what is to be compiled, and can be timed."""
-        self._gradients(batches, step)
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.world.device.type == "cuda":
-            torch.cuda.synchronize(self.world.device)
+    @abstractmethod
+    def results(self) -> list[tuple[float, float]]:
+        """This process's loss and the gradient's norm of every step since the last call. Waits for the device."""
 
-    @torch.no_grad()
+    @abstractmethod
+    def rehearse(self, step: int) -> float:
+        """The work of a step without its effect: compiles what is to be compiled; returns the seconds it takes."""
+
+    @abstractmethod
     def score(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Summed cross-entropy of a batch, always by the eager model: its batches come in several shapes."""
-        with self._autocast():
-            logits = self.model(inputs)
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+        """Summed cross-entropy of a batch."""
 
-    def to_device(self, tokens: Tokens) -> Tensor:
-        tensor = torch.from_numpy(tokens)
+    @property
+    @abstractmethod
+    def scored_tokens(self) -> int:
+        """Tokens that are best scored at once."""
+
+    @abstractmethod
+    def moments(self) -> dict[str, Tensor]:
+        """The optimiser's state, live: parameter name + .exp_avg, .exp_avg_sq or .step."""
+
+    def state(self) -> dict[str, Any]:
+        """What else a resumed run needs."""
+        return {}
+
+    @abstractmethod
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes note that the model and the moments were replaced, and of the rest of the state."""
+
+    def to_device(self, array: npt.NDArray[Any]) -> Tensor:
+        tensor = torch.from_numpy(array)
         if self.world.device.type == "cuda":
             return tensor.pin_memory().to(self.world.device, non_blocking=True)
         return tensor
 
-    def _gradients(self, batches: MicroBatches, step: int) -> Tensor:
+    def _timed(self, work: Callable[[], object]) -> float:
+        """Seconds that some work takes when done once more."""
+        work()
+        self._wait()
+        started = time.perf_counter()
+        work()
+        self._wait()
+        return time.perf_counter() - started
+
+    def _wait(self) -> None:
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)
+
+
+class TorchEngine(Engine):
+    """Autocast, DistributedDataParallel, a gradient scaler for fp16, PyTorch's AdamW: PyTorch as everyone knows it."""
+
+    def __init__(self, model: GPT, config: RunConfig, world: World, batches: Batches, compiled: bool) -> None:
+        super().__init__(model, config, world, batches)
+        self.name = "compile" if compiled else "eager"
+        self._optimizer = build_optimizer(model, config)
+        self._scaler = torch.amp.GradScaler("cuda", enabled=self.precision == torch.float16)
+        self._ahead = Ahead(batches, world.rank, world.size, config.accumulation, config.num_workers)
+        self._pending: list[Tensor] = []
+        forward = cast(nn.Module, torch.compile(model)) if compiled else model
+        self._forward = _distributed(forward) if world.size > 1 else forward
+
+    def step(self, step: int) -> None:
+        loss = self._gradients(step)
+        self._scaler.unscale_(self._optimizer)
+        trained = [p for group in self._optimizer.param_groups for p in group["params"]]
+        norm = nn.utils.clip_grad_norm_(trained, self.config.grad_clip or math.inf)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate(self.config, step)
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._pending.append(torch.stack([loss, norm]))
+
+    def results(self) -> list[tuple[float, float]]:
+        if not self._pending:
+            return []
+        pairs = torch.stack(self._pending).double().tolist()
+        self._pending = []
+        return [(loss, norm) for loss, norm in pairs]
+
+    def rehearse(self, step: int) -> float:
+        seconds = self._timed(lambda: self._gradients(step))
+        self._optimizer.zero_grad(set_to_none=True)
+        return seconds
+
+    @torch.no_grad()
+    def score(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Always by the eager model: scored batches come in several shapes."""
+        self.model.eval()
+        with self._autocast():
+            logits = self.model(inputs)
+        self.model.train()
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+
+    @property
+    def scored_tokens(self) -> int:
+        return LOGITS[self.world.device.type] // self.config.vocab_size
+
+    def moments(self) -> dict[str, Tensor]:
+        return {
+            f"{name}.{key}": self._optimizer.state[parameter][key]
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad
+            for key in ("exp_avg", "exp_avg_sq", "step")
+        }
+
+    def state(self) -> dict[str, Any]:
+        return {"scaler": self._scaler.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._scaler.load_state_dict(state.get("scaler", {}))
+
+    def _gradients(self, step: int) -> Tensor:
         total = torch.zeros((), device=self.world.device)
-        for micro, (inputs, targets) in enumerate(batches):
-            if self.config.dropout:
-                # Dropout, too, is a function of seed and step, so a resumed run drops what the first would have.
-                torch.manual_seed(tensor_seed(self.config.seed, f"dropout/{step}/{micro}/{self.world.rank}"))
-            last = micro == len(batches) - 1
+        micro_batches = self._ahead.take(step)
+        for micro, batch in enumerate(micro_batches):
             ddp = self._forward if isinstance(self._forward, DistributedDataParallel) else None
+            last = micro == len(micro_batches) - 1
             with nullcontext() if ddp is None or last else ddp.no_sync():
-                with self._autocast():
-                    loss = self._forward(self.to_device(inputs), self.to_device(targets)) / len(batches)
-                self.scaler.scale(loss).backward()
+                loss = self._loss(batch) / len(micro_batches)
+                self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total
+
+    def _loss(self, batch: MicroBatch) -> Tensor:
+        inputs, targets, rows = map(self.to_device, batch)
+        with self._autocast():
+            loss: Tensor = self._forward(inputs, targets, rows if self.config.dropout else None)
+        return loss
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast("cuda", self.precision, enabled=self.precision != torch.float32)
@@ -109,18 +217,19 @@ def build_optimizer(model: GPT, config: RunConfig) -> torch.optim.AdamW:
         {"params": decays, "weight_decay": config.weight_decay},
         {"params": rests, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
+    optimizer = torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=config.max_lr,
         betas=(config.beta1, config.beta2),
         fused=True,
     )
-
-
-def engine_of(config: RunConfig, device: torch.device) -> str:
-    if config.engine != "auto":
-        return config.engine
-    return "compile" if device.type == "cuda" else "eager"
+    for parameter in trained:  # as PyTorch would at the first step; here from the start, so that it can be loaded into
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer
 
 
 def precision_of(config: RunConfig, device: torch.device) -> torch.dtype:

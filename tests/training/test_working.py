@@ -1,0 +1,125 @@
+"""The working layout computes what the logical model does: losses, gradients, updates, scores; on the CPU, in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from oelm.config import RunConfig
+from oelm.data.batches import Batches
+from oelm.model.gpt import GPT
+from oelm.training.flat import clipped_adamw
+from oelm.training.loss import cross_entropy_, head_loss
+from oelm.training.schedule import learning_rate
+from oelm.training.step import open_engine
+from oelm.training.working import Working
+from oelm.training.world import World
+
+Tiny = Callable[..., RunConfig]
+VARIANTS = ["baseline", "oelm_v2", "q=headwise,k=normal+trained", "q=normal+trained,k=headwise"]
+
+
+def data_of(config: RunConfig) -> Batches:
+    tokens = (np.arange(4000) ** 2 % 61).astype(np.uint16)
+    return Batches(tokens, config.seq_len, config.batch_size, config.seed)
+
+
+def reference(config: RunConfig, steps: int) -> tuple[GPT, dict[str, torch.Tensor], list[tuple[float, float]]]:
+    model = GPT(config, config.seed)
+    engine = open_engine(model, config, World(0, 1, torch.device("cpu")), data_of(config))
+    for step in range(steps):
+        engine.step(step)
+    return model, engine.moments(), engine.results()
+
+
+def worked(config: RunConfig, steps: int) -> tuple[GPT, Working, list[tuple[float, float]]]:
+    model = GPT(config, config.seed)
+    working, data, results = Working(model, config, torch.float32), data_of(config), []
+    for step in range(steps):
+        loss = torch.zeros(())
+        for micro, batch in enumerate(data.share(step, 0, 1, config.accumulation)):
+            inputs, targets, rows = map(torch.from_numpy, batch)
+            loss += working.gradients(inputs, targets, rows, 1 / config.tokens_per_step, micro > 0)
+        norm = clipped_adamw(
+            [group.buffers for group in working.groups],
+            [group.decay for group in working.groups],
+            torch.tensor(learning_rate(config, step)),
+            (config.beta1, config.beta2),
+            config.grad_clip,
+        )
+        working.restack()
+        results.append((loss.item() / config.tokens_per_step, norm.item()))
+    return model, working, results
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "settings", [{}, {"accumulation": 4, "positions": "learned"}, {"decay": "all", "dropout": 0.2, "grad_clip": 0.0}]
+)
+def test_it_trains_as_the_logical_model_does(tiny: Tiny, variant: str, settings: dict[str, object]) -> None:
+    config = tiny(vocab_size=61, model_type=variant, **settings).resolved(61)
+    theirs, their_moments, expected = reference(config, 12)
+    ours, working, results = worked(config, 12)
+    assert results == [pytest.approx(pair, rel=1e-5) for pair in expected]
+    for (name, weight), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(weight, other, rtol=1e-3, atol=1e-5, msg=name)
+    moments = {name: tensor for group in working.groups for name, tensor in group.moments().items()}
+    assert moments.keys() == their_moments.keys()
+    assert all(moments[name].shape == tensor.shape for name, tensor in their_moments.items())
+
+
+def test_a_frozen_matrix_is_in_no_group_and_does_not_move(tiny: Tiny) -> None:
+    config = tiny(vocab_size=61, model_type="oelm_v2", weight_decay=0.5, decay="all").resolved(61)
+    born = {name: w.clone() for name, w in GPT(config, config.seed).query_key_weights().items()}
+    model, working, _ = worked(config, 3)
+    for name, weight in model.query_key_weights().items():
+        assert torch.equal(weight, born[name])
+        assert f"{name}.exp_avg" not in {key for group in working.groups for key in group.moments()}
+
+
+def test_the_working_copy_follows_weights_that_are_replaced(tiny: Tiny) -> None:
+    config = tiny(vocab_size=61, model_type="oelm_v2").resolved(61)
+    model, working, _ = worked(config, 3)
+    other = GPT(config, seed=7)
+    model.load_state_dict(other.state_dict())
+    working.refresh()
+    tokens = torch.arange(2 * config.seq_len).view(2, -1) % 61
+    logits = other(tokens[:, :-1])
+    expected = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")
+    torch.testing.assert_close(working.score(tokens[:, :-1], tokens[:, 1:]), expected)
+
+
+def test_padding_of_the_vocabulary_stays_zero(tiny: Tiny) -> None:
+    _, working, _ = worked(tiny(vocab_size=61).resolved(61), 5)
+    table = working.groups[0].by_unit(working.groups[0].buffers.weights)[0]
+    assert table.shape[0] == 64
+    assert not table[61:].any()
+    assert table[:61].any(dim=1).all()
+
+
+def test_the_loss_of_a_padded_head_is_the_unpadded_one() -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(20, 8), torch.randn(64, 8)
+    targets = torch.randint(0, 50, (20,))
+    h, w = hidden.clone().requires_grad_(), weight[:50].clone().requires_grad_()
+    expected = F.cross_entropy(h @ w.T, targets, reduction="sum")
+    expected.backward()  # type: ignore[no-untyped-call]
+    gradient = torch.ones(64, 8)
+    loss, by_hidden = head_loss(hidden, weight, targets, 50, 0.5, gradient, add=True)
+    torch.testing.assert_close(loss, expected)
+    assert h.grad is not None
+    assert w.grad is not None
+    torch.testing.assert_close(by_hidden, h.grad / 2)
+    torch.testing.assert_close(gradient[:50], w.grad / 2 + 1)
+    torch.testing.assert_close(gradient[50:], torch.ones(14, 8))
+
+
+def test_scoring_leaves_the_logits_alone() -> None:
+    logits = torch.randn(4, 10)
+    before = logits.clone()
+    cross_entropy_(logits, torch.tensor([0, 1, 2, 3]), 10, None)
+    assert torch.equal(logits, before)
