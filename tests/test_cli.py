@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from oelm import __version__, cli
 from oelm.config import RunConfig
@@ -55,15 +58,92 @@ def test_the_defaults_in_the_help_are_those_of_the_preset(capsys: pytest.Capture
         (["compare"], 2, "name at least one run folder"),
         (["sample", "nowhere"], 2, "nowhere is no run folder"),
         (["prepare", "wikitext"], 2, "did you mean wikitext103"),
+        (["prepare"], 2, "missing from oelm prepare: NAME"),
+        (["prepare", "mine", "--source"], 2, "--source names no file or folder"),
+        (
+            ["info", "--d_modle", "4"],
+            2,
+            "unrecognized options: --d_modle, 4; did you mean --d_model? See oelm info --help",
+        ),
+        (["info", "--d_model", "wide"], 2, "error parsing --d_model: "),
+        (["info", "--min_lr", "low"], 2, "error parsing --min_lr: "),
+        (["info", "--d_model"], 2, "missing value for argument '--d_model'"),
+        (["info", "--preset"], 2, "missing value for argument '--preset'"),
+        (["info", "--preset=mni"], 2, "did you mean mini"),
+        (["train", "--config"], 2, "missing value for argument '--config'"),
+        (["sample", "run", "--temprature", "1"], 2, "did you mean --temperature?"),
+        (["sample", "run", "--temperature", "nan"], 2, "--temperature nan must be 0, or"),
         (["info", "--dataset", "storybok"], 2, "did you mean storybook"),
-        (["info", "--d_modle", "4"], 2, "--d_model"),
     ],
 )
-def test_mistakes_get_a_line_and_a_code(arguments: list[str], code: int, message: str, tmp_path: Path) -> None:
-    result = oelm(*arguments, cwd=tmp_path)
-    assert result.returncode == code
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
+def test_mistakes_get_a_line_and_a_code(
+    arguments: list[str],
+    code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == code
+    said = capsys.readouterr().err
+    assert said.startswith("oelm: ")
+    assert message in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("environment", [{"RANK": "x"}, {"WORLD_SIZE": "-1"}, {"RANK": "3"}])
+def test_an_environment_that_makes_no_sense_is_named(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["train"])
+    assert end.value.code == 2
+    assert "oelm: {}={} in the environment is not".format(*next(iter(environment.items()))) in capsys.readouterr().err
+
+
+def test_only_the_first_of_several_processes_speaks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, speaks in (("0", True), ("1", False)):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(SystemExit):
+            cli.main(["trian"])
+        assert ("unknown verb" in capsys.readouterr().err) == speaks
+
+
+def cuda_is_full() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has …")
+
+
+@pytest.mark.parametrize("allocate", [lambda: torch.empty(2**58), lambda: np.empty(2**58), cuda_is_full])
+def test_out_of_memory_is_a_failed_run_with_advice(
+    allocate: Callable[[], object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(cli.VERBS, "train", (lambda arguments: print(allocate()), ""))
+    with pytest.raises(SystemExit) as end:
+        cli.main(["train"])
+    assert end.value.code == 1
+    assert "a smaller --batch_size or a larger --accumulation" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_the_line_is_the_same_whatever_a_terminal_can_show(encoding: str) -> None:
+    result = oelm("info", "--d_modle", "4", PYTHONIOENCODING=encoding)
+    line = "oelm: unrecognized options: --d_modle, 4; did you mean --d_model? See oelm info --help\n"
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", line)
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["info", "--d_modle", "4", "--debug"])
+    assert end.value.code == 2
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_version() -> None:

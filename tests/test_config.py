@@ -1,8 +1,9 @@
 """Configuration: precedence, identity, and errors that help."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -16,6 +17,9 @@ ORIGINAL_FLAGS = """--model_type oelm_v2 --vocab_size 50257 --d_model 512 --num_
 --save_interval 5000 --out_dir o --resume auto --seed 42 --num_workers 4 --use_amp""".split()
 
 
+FLOATS = [name for name, kind in get_type_hints(RunConfig).items() if kind in (float, float | None)]
+
+
 def test_later_layers_win(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("d_model: 96\nmax_lr: 1e-4\nbatch_size: 4\n")
@@ -25,6 +29,17 @@ def test_later_layers_win(tmp_path: Path) -> None:
     assert config.d_model == 96  # the file over the preset
     assert config.max_lr == 1e-4  # the file over the recipe; YAML itself reads 1e-4 as a string
     assert config.batch_size == 2  # what is given over the file
+
+
+def test_the_defaults_are_those_of_the_default_preset() -> None:
+    assert RunConfig() == RunConfig.make()
+
+
+def test_a_flag_mends_what_the_lower_layers_got_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("recipe: study\nmax_steps: 50\n")
+    _, config = cli._run_config(cli.RunFlags, ["--config", str(file), "--warmup_steps", "5"], "oelm train")
+    assert (config.max_steps, config.warmup_steps) == (50, 5)
 
 
 def test_flags_win_over_file_preset_and_recipe(tmp_path: Path) -> None:
@@ -86,7 +101,15 @@ def test_identity_changes_with_what_changes_the_result_and_with_nothing_else() -
         ({"max_stesp": 5}, "did you mean max_steps"),
         ({"max_steps": 0}, "--max_steps 0 is out of range"),
         ({"max_lr": -1.0}, "--max_lr -1.0 is out of range"),
-        ({"max_lr": float("nan")}, "--max_lr nan is out of range"),
+        *(({name: bad}, f"--{name} {bad} is out of range") for name in FLOATS for bad in (math.nan, math.inf)),
+        ({"batch_size": 10**8}, "must lie between 1 and 10,000,000$"),
+        ({"d_model": "64"}, "d_model must be int, not '64'"),
+        ({"d_model": 64.0}, "d_model must be int, not 64.0"),
+        ({"use_amp": 1}, "use_amp must be bool, not 1"),
+        ({"model_type": None}, "model_type must be str, not None"),
+        ({"max_lr": 10**400}, "max_lr must be float, not 1000"),
+        ({"max_steps": 500, "recipe": "study"}, r"--warmup_steps 1000 \(as recipe study has it\) is more than"),
+        ({"model_type": "headwise+trained+trained"}, "followed by one"),
         ({"dropout": 1.0}, "--dropout 1.0 is out of range"),
         ({"seq_len": -3}, "--seq_len -3 is out of range"),
         ({"min_lr": 1.0}, "--min_lr 1 is above --max_lr"),
@@ -106,10 +129,15 @@ def test_what_cannot_be_meant_is_refused(given: dict[str, Any], message: str) ->
     ("content", "message"),
     [
         ("d_modle: 5", "did you mean d_model"),
-        ("d_model: wide", "d_model must be int, not 'wide'"),
-        ("use_amp: 3", "use_amp must be bool, not 3"),
+        ("d_model: wide", "d_model in .* must be int, not 'wide'"),
+        ("use_amp: 3", "use_amp in .* must be bool, not 3"),
         ("- a list", "'field: value' lines"),
         ("a: [", "not readable YAML"),
+        ("a: " + "[" * 5000, "not readable YAML"),
+        ("d_model: 2020-13-45", "not readable YAML"),
+        ("d_model: 64\nseed: 1\nd_model: 32", "sets d_model more than once"),
+        ("1: 64", "unknown field 1 in "),
+        ("max_lr: fast", "max_lr in .* must be float, not 'fast'"),
     ],
 )
 def test_a_wrong_file_names_itself_and_the_field(tmp_path: Path, content: str, message: str) -> None:
@@ -118,6 +146,12 @@ def test_a_wrong_file_names_itself_and_the_field(tmp_path: Path, content: str, m
     with pytest.raises(UserError, match=message) as error:
         RunConfig.make(file)
     assert "run.yaml" in str(error.value)
+
+
+def test_a_keyword_may_be_a_path_or_a_whole_number() -> None:
+    config = RunConfig.make(out_dir=Path("x"), max_lr=1)
+    assert config.out_dir == "x"
+    assert type(config.max_lr) is float
 
 
 def test_the_wish_to_resume_is_not_kept_in_the_file(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def test_only_q_can_be_frozen() -> None:
     [
         ("oelm_v3x", "did you mean oelm_v2"),
         ("headwise+lowrnk", "unknown part 'lowrnk'"),
+        ("headwise+trained+trained", "unknown part 'trained+trained'"),
         ("q=headwise", "names Q alone"),
         ("", "unknown variant"),
     ],
@@ -46,6 +47,20 @@ def test_a_wrong_variant_is_named_and_helped(text: str, hint: str) -> None:
 
 def test_every_source_can_be_drawn() -> None:
     assert DRAW.keys() == variants.SOURCES.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "title"),
+    [
+        ("baseline", "baseline", "Baseline"),
+        ("normal+trained", "baseline", "Baseline"),
+        ("q=headwise,k=headwise", "oelm_v2", "OELM-Freeze"),
+        ("q=headwise,k=normal+trained", "q=headwise,k=normal+trained", "q=headwise,k=normal+trained"),
+    ],
+)
+def test_a_variant_has_one_name_however_it_is_written(text: str, name: str, title: str) -> None:
+    assert variants.name_of(variants.parse(text)) == name
+    assert variants.title(text) == title
 
 
 def test_every_name_has_a_title() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from oelm import sampling, terminal
 from oelm.analysis import compare as comparison
-from oelm.analysis.compare import CRITERION, Comparison, find_runs
+from oelm.analysis.compare import Comparison, find_runs
+from oelm.analysis.stats import CRITERION
 from oelm.config import RunConfig
 from oelm.data import prepare as preparation
 from oelm.runfolder import RunFolder
@@ -37,10 +38,8 @@ def compare(runs: Runs, criterion: float = CRITERION) -> Comparison:
 def sample(runs: Runs, prompt: str = "", **options: Any) -> str:
     """Text from a run; from several, one after the other under their names."""
     folders = _folders(runs)
-    texts = [sampling.sample(folder, prompt, **options) for folder in folders]
-    if len(texts) == 1:
-        return texts[0]
-    return "\n\n".join(f"[{folder.path}]\n{text}" for folder, text in zip(folders, texts, strict=True))
+    texts = [sampling.sample(folder, sampling.Sampling(prompt, **options)) for folder in folders]
+    return sampling.one_after_the_other([str(folder.path) for folder in folders], texts)
 
 
 def _folders(runs: Runs) -> list[RunFolder]:

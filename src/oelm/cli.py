@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
+import functools
+import io
+import itertools
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
-from tyro.conf import Positional
+from tyro.conf import OmitArgPrefixes, Positional
 
 from oelm import __version__
-from oelm.config import Model, Operation, RunConfig, Training
+from oelm.analysis.stats import CRITERION
+from oelm.config import Model, Operation, RunConfig, Training, layered
 from oelm.errors import InterruptedRunError, RunFailedError, UserError, known
+from oelm.sampling import Sampling
+
+T = TypeVar("T")
 
 
 def prepare(
-    name: Positional[str],
-    source: tuple[str, ...] = (),
+    name: Annotated[str, Positional, tyro.conf.arg(metavar="NAME")],
+    source: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="PATH [PATH ...]")] = None,
     data_dir: str = "data",
     val_fraction: float | None = None,
     test_fraction: float | None = None,
@@ -47,9 +56,11 @@ def prepare(
     """
     from oelm.api import prepare as run
 
+    if source == ():
+        raise UserError("--source names no file or folder")
     folder = run(
         name,
-        source,
+        source or (),
         data_dir=data_dir,
         val_fraction=val_fraction,
         test_fraction=test_fraction,
@@ -100,36 +111,22 @@ def info(arguments: list[str]) -> None:
     show(config, as_json=flags.json)
 
 
-def sample(
-    runs: Positional[tuple[str, ...]],
-    prompt: str = "",
-    tokens: int = 200,
-    temperature: float = 0.8,
-    top_k: int = 50,
-    seed: int = 0,
-    best: bool = False,
-) -> None:
+def sample(runs: Positional[tuple[str, ...]], sampling: OmitArgPrefixes[Sampling]) -> None:
     """Generate text from one run, or from several side by side.
 
     Args:
         runs: Run folders, or folders with run folders below them.
-        prompt: What the text begins with.
-        tokens: How many tokens to add at the most.
-        temperature: 0 always takes the likeliest token; higher is wilder.
-        top_k: Choose among this many likeliest tokens.
-        seed: Seed of the draws; the same for all runs.
-        best: Take the weights of the best validation instead of the last ones.
     """
     from oelm import terminal
     from oelm.analysis.compare import find_runs
     from oelm.sampling import sample as run
 
     folders = find_runs(runs)
-    texts = [run(folder, prompt, tokens, temperature, top_k, seed, best) for folder in folders]
+    texts = [run(folder, sampling) for folder in folders]
     terminal.side_by_side([str(folder.path) for folder in folders], texts)
 
 
-def compare(runs: Positional[tuple[str, ...]], criterion: float = 1.05) -> None:
+def compare(runs: Positional[tuple[str, ...]], criterion: float = CRITERION) -> None:
     """Compare finished runs with the baseline among them; refuses runs that were not given the same task.
 
     Args:
@@ -170,7 +167,38 @@ def demo(data_dir: str = "data", out_dir: str = "outputs/demo") -> None:
 
 
 def _by_signature(verb: Callable[..., None]) -> Callable[[list[str]], None]:
-    return lambda arguments: tyro.cli(verb, args=arguments, prog=f"oelm {verb.__name__}")
+    @functools.wraps(verb)
+    def call(*values: Any, **named: Any) -> Callable[[], None]:
+        return functools.partial(verb, *values, **named)
+
+    return lambda arguments: _parsed(call, arguments, f"oelm {verb.__name__}")()
+
+
+def _parsed(kind: Callable[..., T], arguments: list[str], prog: str, **options: Any) -> T:
+    """What tyro makes of the arguments. What it prints about a mistake, a box, becomes the one line of a UserError."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            parsed: T = tyro.cli(kind, args=arguments, prog=prog, **options)
+            return parsed
+    except SystemExit as end:
+        if not end.code:  # it has printed the help
+            raise
+        raise UserError(f"{_gist(said.getvalue())} See {prog} --help") from None
+
+
+def _is_rule(line: str) -> bool:
+    return not line.strip("─-")
+
+
+def _gist(box: str) -> str:
+    """The first paragraph of a box, and the first option that it offers for one that it does not know."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    lines = [line.strip(" │╭╮╰╯") for line in plain.splitlines()]
+    body = itertools.dropwhile(_is_rule, lines[1:])  # under the title, and a rule where the box has no frame
+    paragraph = " ".join(itertools.takewhile(lambda line: not _is_rule(line), body)).rstrip(".")
+    offer = re.search(r"(?:Perhaps you meant|Arguments similar to .*): (--\S+)", " ".join(lines))
+    return paragraph[:1].lower() + paragraph[1:] + (f"; did you mean {offer[1]}?" if offer else ".")
 
 
 VERBS: dict[str, tuple[Callable[[list[str]], None], str]] = {
@@ -220,11 +248,24 @@ def _run(arguments: list[str], debug: bool) -> int:
 
 
 def _explain(error: BaseException) -> int:
-    """Says what went wrong, once for all processes, and returns the exit code. What is a bug of ours is raised."""
+    """Says what went wrong and returns the exit code. What we have no line for, such as a bug of ours, is raised."""
     code, message = _judge(error)
-    if message and os.environ.get("RANK", "0") == "0":
+    if message and _speaks():
         print(f"oelm: {message}", file=sys.stderr)
     return code
+
+
+def _speaks() -> bool:
+    """Of the processes that torchrun started, only the first; where the environment makes no sense, each."""
+    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return not (rank.isdecimal() and size.isdecimal() and 0 < int(rank) < int(size))
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    words = ("out of memory", "can't allocate memory", "not enough memory")  # PyTorch's, on a GPU and on a CPU
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    )
 
 
 def _judge(error: BaseException) -> tuple[int, str]:
@@ -234,6 +275,8 @@ def _judge(error: BaseException) -> tuple[int, str]:
         return 1, str(error)
     if isinstance(error, KeyboardInterrupt):
         return 130, "interrupted"
+    if _is_out_of_memory(error):
+        return 1, "out of memory; in training, a smaller --batch_size or a larger --accumulation needs less"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return (
             2,
@@ -255,20 +298,13 @@ def _run_config(kind: type[F], arguments: list[str], prog: str) -> tuple[F, RunC
     """Parses the flags of a run over the defaults that --config, --preset and --recipe among them set."""
     layers = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("config", "preset", "recipe"):
-        layers.add_argument(f"--{name}")
+        layers.add_argument(f"--{name}", nargs="?")  # where the value is missing, tyro says so below
     given = {name: value for name, value in vars(layers.parse_known_args(arguments)[0]).items() if value is not None}
-    base = RunConfig.make(given.pop("config", None), **given)
+    base = layered(given.pop("config", None), given)
 
     def section(part: type[Any]) -> Any:
-        return part(**{f.name: getattr(base, f.name) for f in fields(part)})
+        return part(**{f.name: base[f.name] for f in fields(part) if f.name in base})
 
     defaults = kind(section(Model), section(Training), section(Operation))
-    flags = tyro.cli(
-        kind,
-        args=arguments,
-        default=defaults,
-        prog=prog,
-        config=(tyro.conf.OmitArgPrefixes,),
-        use_underscores=True,
-    )
+    flags = _parsed(kind, arguments, prog, default=defaults, config=(OmitArgPrefixes,), use_underscores=True)
     return flags, RunConfig(**asdict(flags.model), **asdict(flags.training), **asdict(flags.operation))

@@ -12,6 +12,7 @@ import re
 import types
 import typing
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ class Model:
     """Width of the feed-forward layer."""
     seq_len: int = 128
     """Tokens per training sequence."""
-    positions: str = "learned"
+    positions: str = "rope"
     """How a token knows its place: learned (a table of vectors) or rope (rotated queries and keys)."""
     dropout: float = 0.0
     """Share of activations dropped in training."""
@@ -128,18 +129,7 @@ class RunConfig(Operation, Training, Model):
     @classmethod
     def make(cls, file: str | Path | None = None, **given: Any) -> RunConfig:
         """A configuration from the layers, lowest first: defaults, recipe, preset, YAML file, given fields."""
-        reject_unknown(given, origin="")
-        from_file = read_yaml(Path(file)) if file is not None else {}
-        for name in ("recipe", "preset"):
-            if name in from_file and given.get(name, from_file[name]) != from_file[name]:
-                raise UserError(
-                    f"{file} already fixes {name}: {from_file[name]}, so --{name} {given[name]} could not take "
-                    f"effect; drop one of the two"
-                )
-        chosen = {**from_file, **given}
-        recipe = RECIPES[known("recipe", chosen.get("recipe", cls.recipe), RECIPES)]
-        preset = PRESETS[known("preset", chosen.get("preset", cls.preset), PRESETS)]
-        return cls(**{**recipe, **preset, **chosen})
+        return cls(**layered(file, given))
 
     @property
     def variant(self) -> variants.Variant:
@@ -183,6 +173,22 @@ class RunConfig(Operation, Training, Model):
         return "\n".join(lines)
 
 
+def layered(file: str | Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that differ from the defaults, lowest layer first: recipe, preset, YAML file, given fields."""
+    given = _typed(given)
+    from_file = read_yaml(Path(file)) if file is not None else {}
+    for name in ("recipe", "preset"):
+        if name in from_file and given.get(name, from_file[name]) != from_file[name]:
+            raise UserError(
+                f"{file} already fixes {name}: {from_file[name]}, so --{name} {given[name]} could not take "
+                f"effect; drop one of the two"
+            )
+    chosen = {**from_file, **given}
+    recipe = RECIPES[known("recipe", chosen.get("recipe", RunConfig.recipe), RECIPES)]
+    preset = PRESETS[known("preset", chosen.get("preset", RunConfig.preset), PRESETS)]
+    return {**recipe, **preset, **chosen}
+
+
 def run_id(config: RunConfig, data_hashes: Mapping[str, str]) -> str:
     """Two runs with one id are the same experiment: same settings, same bytes of data."""
     content = json.dumps([config.identity(), dict(data_hashes)], sort_keys=True)
@@ -210,7 +216,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 PRESETS: dict[str, dict[str, Any]] = {
     "nano": {"d_model": 64, "num_layers": 2, "num_heads": 2, "d_ff": 256, "seq_len": 128, "positions": "rope"},
-    "mini": {"d_model": 256, "num_layers": 4, "num_heads": 4, "d_ff": 1024, "seq_len": 256},
+    "mini": {"d_model": 256, "num_layers": 4, "num_heads": 4, "d_ff": 1024, "seq_len": 256, "positions": "learned"},
     "medium-512": {
         "vocab_size": 50257,
         "d_model": 512,
@@ -218,6 +224,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_heads": 8,
         "d_ff": 2048,
         "seq_len": 512,
+        "positions": "learned",
     },
 }
 
@@ -244,7 +251,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "beta1": (0, 0.999999),
     "beta2": (0, 0.9999999),
     "weight_decay": (0, 100),
-    "grad_clip": (0, 1e9),
+    "grad_clip": (0, 10**9),
     "val_tokens": (1, 10**13),
     "seed": (0, 2**63 - 1),
     "accumulation": (1, 10**7),
@@ -260,7 +267,7 @@ def check(config: RunConfig) -> None:
     for name, (low, high) in RANGES.items():
         value = getattr(config, name)
         if value is not None and not low <= value <= high:
-            raise UserError(f"--{name} {value} is out of range: it must lie between {low:g} and {high:g}")
+            raise UserError(f"--{name} {value} is out of range: it must lie between {low:,} and {high:,}")
     for name, choices in CHOICES.items():
         known(name, getattr(config, name), choices)
     known("recipe", config.recipe, RECIPES)
@@ -276,7 +283,12 @@ def check(config: RunConfig) -> None:
     if config.min_lr is not None and config.min_lr > config.max_lr:
         raise UserError(f"--min_lr {config.min_lr:g} is above --max_lr {config.max_lr:g}")
     if config.warmup_steps is not None and config.warmup_steps > config.max_steps:
-        raise UserError(f"--warmup_steps {config.warmup_steps} is more than --max_steps {config.max_steps}")
+        by_recipe = config.warmup_steps == RECIPES[config.recipe].get("warmup_steps")
+        origin = f" (as recipe {config.recipe} has it)" if by_recipe else ""
+        raise UserError(
+            f"--warmup_steps {config.warmup_steps}{origin} is more than --max_steps {config.max_steps}; "
+            f"set --warmup_steps to at most that, or train longer"
+        )
     if config.batch_size % config.accumulation:
         raise UserError(f"--accumulation {config.accumulation} does not divide --batch_size {config.batch_size}")
     if not re.fullmatch(r"auto|cpu|cuda|cuda:[0-9]+", config.device):
@@ -288,37 +300,41 @@ def _nearest_divisors(number: int, wanted: int) -> str:
     return ", ".join(map(str, sorted(sorted(divisors, key=lambda d: abs(d - wanted))[:3])))
 
 
-def reject_unknown(values: Mapping[str, Any], origin: str) -> None:
-    for name in values:
-        known(f"{origin}field", name, (f.name for f in fields(RunConfig)))
-
-
 def read_yaml(path: Path) -> dict[str, Any]:
     """The fields that a YAML file sets, each of its field's type."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content, node = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
     except FileNotFoundError:
         raise UserError(f"--config {path}: no such file") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"--config {path} is not readable YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UserError(f"--config {path} must hold 'field: value' lines")
-    reject_unknown(content, origin=f"{path}: ")
+    keys = [key.value for key, _ in node.value]
+    if twice := [key for key in content if keys.count(str(key)) > 1]:
+        raise UserError(f"--config {path} sets {twice[0]} more than once; keep one of the lines")
+    return _typed(content, where=f" in {path}")
+
+
+def _typed(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Values by field name, each made its field's type."""
     hints = typing.get_type_hints(RunConfig)
-    return {name: _convert(path, name, value, hints[name]) for name, value in content.items()}
+    return {
+        name: _convert(known("field", name, hints, where), value, hints[name], where) for name, value in values.items()
+    }
 
 
-def _convert(path: Path, name: str, value: Any, hint: Any) -> Any:
-    """YAML reads 1e-3 as a string and 1 as an integer where a float is meant; anything else must fit as it is."""
+def _convert(name: str, value: Any, hint: Any, where: str) -> Any:
+    """YAML reads 1e-3 as a string and 1 as an integer where a float is meant, and Python has paths of its own; anything
+    else must fit as it is."""
     allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if value is None and type(None) in allowed:
-        return None
-    if float in allowed and isinstance(value, int | str) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except ValueError:
-            pass
     if type(value) in allowed:
         return value
+    if float in allowed and type(value) in (int, str):
+        with suppress(ValueError, OverflowError):
+            return float(value)
+    if str in allowed and isinstance(value, Path):
+        return str(value)
     wanted = " or ".join(t.__name__ for t in allowed if t is not type(None))
-    raise UserError(f"{path}: {name} must be {wanted}, not {value!r}")
+    raise UserError(f"{name}{where} must be {wanted}, not {value!r}")

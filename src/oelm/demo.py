@@ -10,7 +10,7 @@ from oelm.analysis.plots import validation_curves
 from oelm.config import RunConfig
 from oelm.data import prepare as preparation
 from oelm.runfolder import RunFolder
-from oelm.sampling import sample
+from oelm.sampling import Sampling, sample
 from oelm.training.loop import fit
 from oelm.variants import title
 
@@ -36,7 +36,7 @@ def demo(data_dir: str = "data", out_dir: str = "outputs/demo", steps: int = STE
     print(f"The validation curves:\n   {curves}")
     for folder in folders[:2]:
         path = folder.path / "samples" / "demo.txt"
-        text = path.read_text() if path.exists() else sample(folder, PROMPT, tokens=120)
+        text = path.read_text() if path.exists() else sample(folder, Sampling(PROMPT, tokens=120))
         path.write_text(text)
         print(f'A sample from {title(folder.config().model_type)}, prompted with "{PROMPT}" ({path}):')
         print(f"   {text}")

@@ -20,12 +20,12 @@ class InterruptedRunError(Exception):
         self.signal = signal
 
 
-def known(kind: str, name: str, names: Iterable[str]) -> str:
+def known(kind: str, name: str, names: Iterable[str], where: str = "") -> str:
     """`name` if it is one of `names`; otherwise an error that offers the nearest."""
     names = list(names)
     if name in names:
         return name
-    raise UserError(f"unknown {kind} {name!r}: {did_you_mean(name, names)}There are: {', '.join(names)}")
+    raise UserError(f"unknown {kind} {name!r}{where}: {did_you_mean(name, names)}There are: {', '.join(names)}")
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

@@ -5,13 +5,14 @@
     metrics.jsonl        training: a line per log_interval          (append-only)
     evals.jsonl          validation: a line per score               (append-only)
     timing_stats.json    where the time went
-    freeze_audit.json    a hash per frozen matrix at each freeze, thaw and at the end
+    freeze_audit.json    a hash per frozen matrix at its freeze and at the end
     status.json          running (with a heartbeat), finished, failed or interrupted
     training.log         what was said on the way
-    samples/             text generated on the way
+    samples/             text generated at the end
     checkpoints/         step-N/ (the newest two), last (names the newest), best.safetensors (weights only)
 
-Files are written whole or not at all, but for the append-only ones, whose readers ignore a torn last line.
+Files are written whole or not at all, but for the append-only ones, whose readers ignore a torn last line. Files are
+read here, too, and held to the keys that somebody uses: what comes out of a reader needs no further doubt.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import reprlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,21 @@ from oelm.errors import UserError
 FORMAT = 1
 HEARTBEAT_SECONDS = 5.0
 DEAD_AFTER_SECONDS = 30.0
+
+# The shape of JSON: a type; [shape] for a list; {key: shape} for keys that must be there; {str: shape} for any keys.
+Shape = type | list[Any] | dict[Any, Any]
+
+MANIFEST = {
+    "run_id": str,
+    "parameters": {"total": int, "trainable": int, "frozen": int},
+    "data": {"tokenizer": str, "sha256": {"train": str, "val": str}},
+    "learning_rate": {"grid": list, "budget_steps": int},
+    "sessions": list,
+}
+STATUS = {"state": str, "heartbeat": float, "host": str, "pid": int}
+TIMING = {"median_step_time": float}
+LINE = {"step": int}
+SCORE = {**LINE, "final": bool, "loss": float, "ppl": float, "tokens_scored": int, "tokens_seen": int}
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -55,14 +72,47 @@ def write_json(path: Path, content: Any) -> None:
     write_whole(path, json.dumps(content, indent=2) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """A JSON file of a run folder, or a UserError that names it."""
+def read_json(path: Path, shape: Shape, remedy: str = "restore it, or train the run again elsewhere") -> Any:
+    """A JSON file of a run folder, of the given shape, or a UserError that names it and what is wrong."""
     try:
-        return json.loads(path.read_text())
+        content = path.read_bytes()
     except FileNotFoundError:
         raise UserError(f"{path} is missing: is {path.parent} a run folder?") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
+    return _parsed(content, shape, str(path), remedy)
+
+
+def _parsed(content: bytes, shape: Shape, where: str, remedy: str) -> Any:
+    try:
+        parsed = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is damaged: {error}; {remedy}") from None
+    if fault := _fault(parsed, shape, "content"):
+        raise UserError(f"{where} is damaged: {fault.removeprefix('content.')}; {remedy}")
+    return parsed
+
+
+def _fault(content: Any, shape: Shape, name: str) -> str:
+    """The first thing that keeps JSON from having a shape, or nothing."""
+    if content is None:
+        return f"{name} is missing"
+    wanted = shape if isinstance(shape, type) else type(shape)
+    if not _is(content, wanted):
+        return f"{name} should be of type {wanted.__name__}, not {reprlib.repr(content)}"
+    parts: Iterable[tuple[Any, Shape, str]] = ()
+    if isinstance(shape, list):
+        parts = ((item, shape[0], f"{name}[{i}]") for i, item in enumerate(content))
+    elif isinstance(shape, dict) and str in shape:
+        parts = ((item, shape[str], f"{name}.{key}") for key, item in content.items())
+    elif isinstance(shape, dict):
+        parts = ((content.get(key), inner, f"{name}.{key}") for key, inner in shape.items())
+    return next((fault for part in parts if (fault := _fault(*part))), "")
+
+
+def _is(content: Any, wanted: type) -> bool:
+    """Whether a value is of a type: a whole number also does for a float, and no number has more than 64 bits."""
+    if type(content) is int:
+        return wanted in (int, float) and abs(content) < 2**63
+    return type(content) is wanted
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
@@ -70,19 +120,12 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
         file.write(json.dumps(record) + "\n")
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path, shape: Shape = LINE) -> list[dict[str, Any]]:
     """The records of an append-only file; a last line that was cut off in the writing is not one."""
     if not path.exists():
         return []
-    records = []
-    for line in path.read_text().splitlines(keepends=True):
-        if not line.endswith("\n"):
-            break
-        try:
-            records.append(json.loads(line))
-        except ValueError as error:
-            raise UserError(f"{path}, line {len(records) + 1}: {error}") from None
-    return records
+    *lines, _ = path.read_bytes().split(b"\n")
+    return [_parsed(line, shape, f"{path}, line {i}", "remove that line") for i, line in enumerate(lines, start=1)]
 
 
 def cut_lines(path: Path, last_step: int) -> None:
@@ -114,25 +157,40 @@ class RunFolder:
     def config(self) -> RunConfig:
         if not (self.path / "config.yaml").exists():
             raise UserError(f"{self.path} is not a run folder: it has no config.yaml")
-        return RunConfig.make(self.path / "config.yaml")
+        try:
+            return RunConfig.make(self.path / "config.yaml")
+        except UserError as error:
+            raise UserError(f"the run in {self.path} cannot be read: {error}") from None
 
     def manifest(self) -> dict[str, Any]:
-        manifest = read_json(self.path / "manifest.json")
-        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-            found = manifest.get("format") if isinstance(manifest, dict) else manifest
-            raise UserError(f"{self.path / 'manifest.json'} has format {found!r}; this version reads {FORMAT}")
+        path = self.path / "manifest.json"
+        found = read_json(path, {"format": int})["format"]
+        if found != FORMAT:
+            raise UserError(f"{path} has format {found}; this version reads {FORMAT}")
+        manifest: dict[str, Any] = read_json(path, MANIFEST)
         return manifest
 
     def status(self) -> dict[str, Any]:
-        """status.json, where a run that says it is running but shows no sign of life is called dead."""
-        status: dict[str, Any] = read_json(self.path / "status.json")
+        """status.json, where a run that shows no sign of life, though it says it is running, is called dead."""
+        path = self.path / "status.json"
+        if not path.exists():
+            return {"state": "dead"}
+        status: dict[str, Any] = read_json(path, STATUS, "remove it, and oelm train goes on from the last checkpoint")
         if status["state"] == "running" and not _breathes(status):
             status["state"] = "dead"
         return status
 
+    def timing(self) -> dict[str, Any]:
+        timing: dict[str, Any] = read_json(self.path / "timing_stats.json", TIMING)
+        return timing
+
+    def scores(self) -> list[dict[str, Any]]:
+        """Every validation, in order."""
+        return read_lines(self.evals, SCORE)
+
     def final_eval(self) -> dict[str, Any] | None:
         """The score on the whole validation set after the last step, if the run got there."""
-        return next((record for record in reversed(read_lines(self.evals)) if record["final"]), None)
+        return next((score for score in reversed(self.scores()) if score["final"]), None)
 
     def log(self, line: str) -> None:
         with (self.path / "training.log").open("a") as file:
@@ -146,7 +204,7 @@ def _breathes(status: dict[str, Any]) -> bool:
         return True
     try:
         os.kill(status["pid"], 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # no process has such a number
         return False
     except PermissionError:
         pass

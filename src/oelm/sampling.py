@@ -2,54 +2,104 @@
 
 from __future__ import annotations
 
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from typing import TYPE_CHECKING
 
 from oelm.data.tokenizer import Tokenizer, open_tokenizer
 from oelm.errors import UserError
-from oelm.model.generate import generate
-from oelm.model.gpt import GPT
 from oelm.runfolder import RunFolder
-from oelm.training import checkpoint
+
+if TYPE_CHECKING:
+    from oelm.model.gpt import GPT
 
 
-def sample(
-    folder: RunFolder,
-    prompt: str = "",
-    tokens: int = 200,
-    temperature: float = 0.8,
-    top_k: int = 50,
-    seed: int = 0,
-    best: bool = False,
-) -> str:
+@dataclass(frozen=True)
+class Sampling:
+    """How text is drawn."""
+
+    prompt: str = ""
+    """What the text begins with."""
+    tokens: int = 200
+    """How many tokens to add at the most."""
+    temperature: float = 0.8
+    """0 always takes the likeliest token; higher is wilder."""
+    top_k: int = 50
+    """Choose among this many likeliest tokens."""
+    seed: int = 0
+    """Seed of the draws; the same for all runs."""
+    best: bool = False
+    """Take the weights of the best validation instead of the last ones."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("tokens", 1, 100_000), ("top_k", 1, 2**31), ("seed", 0, 2**63 - 1)):
+            if not low <= getattr(self, name) <= high:
+                raise UserError(f"--{name} {getattr(self, name)} must lie between {low:,} and {high:,}")
+        if self.temperature != 0 and not 0.001 <= self.temperature <= 1000:
+            raise UserError(f"--temperature {self.temperature} must be 0, or lie between 0.001 and 1,000")
+        try:
+            self.prompt.encode()
+        except UnicodeEncodeError:
+            raise UserError("--prompt is not text in UTF-8") from None
+
+
+def sample(folder: RunFolder, how: Sampling) -> str:
     """The prompt and what the run's model makes of it."""
-    if tokens < 1 or top_k < 1 or temperature < 0:
-        raise UserError("--tokens and --top-k must be at least 1, and --temperature at least 0")
-    model, tokenizer = open_model(folder, best), run_tokenizer(folder)
-    end = tokenizer.end_of_text
-    start = [end, *map(int, tokenizer.encode(prompt))]
-    return tokenizer.decode(generate(model, start, tokens, temperature, top_k, seed, stop=end)[1:])
+    from oelm.model.generate import generate
+
+    model, tokenizer = open_model(folder, how.best), run_tokenizer(folder)
+    known, end = tokenizer.vocab_size, tokenizer.end_of_text
+    if known > model.shape.vocab_size:
+        raise UserError(f"{folder.path}: its tokenizer has {known:,} tokens, its model {model.shape.vocab_size:,}")
+    start = [end, *map(int, tokenizer.encode(how.prompt))]
+    tokens = generate(model, start, how.tokens, how.temperature, how.top_k, how.seed, end, known)
+    return tokenizer.decode(tokens[1:])
+
+
+def one_after_the_other(names: Sequence[str], texts: Sequence[str]) -> str:
+    """One text as it is; several under their names."""
+    if len(texts) == 1:
+        return texts[0]
+    return "\n\n".join(f"[{name}]\n{text}" for name, text in zip(names, texts, strict=True))
 
 
 def open_model(folder: RunFolder, best: bool = False) -> GPT:
-    """The model of a run's last checkpoint, or of its best validation, on the CPU."""
-    path = folder.checkpoints / "best.safetensors"
-    if not best:
-        newest = checkpoint.last(folder.checkpoints)
-        path = newest / "model.safetensors" if newest else path
+    """The model of a run's last checkpoint that can be used, or of its best validation, on the CPU."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from oelm.model.gpt import GPT
+
     config = folder.config()
     model = GPT(config, config.seed)
-    if not path.exists():
+    damage = ""
+    for path in _weights(folder, best):
+        if damage:
+            print(f"oelm: {damage}; taking {path} instead", file=sys.stderr)
+        try:
+            model.load_state_dict(load_file(path))
+            return model.eval()
+        except (SafetensorError, RuntimeError, OSError) as error:
+            damage = f"{path} cannot be loaded: {textwrap.shorten(str(error), 200)}"
+    raise UserError(damage)
+
+
+def _weights(folder: RunFolder, best: bool) -> list[Path]:
+    """Where a run's weights are, the wanted ones first. The best ones also do before the first checkpoint."""
+    from oelm.training.checkpoint import by_age
+
+    steps = [] if best else [step / "model.safetensors" for step in by_age(folder.checkpoints)]
+    found = steps or list(folder.checkpoints.glob("best.safetensors"))
+    if best and not found:
+        raise UserError(f"{folder.path} has no best weights: it has not been validated yet; leave out --best")
+    if not found:
         raise UserError(f"{folder.path} has no checkpoint yet")
-    try:
-        model.load_state_dict(load_file(path))
-    except (SafetensorError, RuntimeError, OSError) as error:
-        raise UserError(f"{path} cannot be loaded: {' '.join(str(error).split())}") from None
-    return model.eval()
+    return found
 
 
 def run_tokenizer(folder: RunFolder) -> Tokenizer:
     """The tokenizer that a run was trained with; a small one lies in the run folder."""
-    return open_tokenizer(folder.manifest()["data"]["tokenizer"], Path(folder.path))
+    return open_tokenizer(folder.manifest()["data"]["tokenizer"], folder.path)

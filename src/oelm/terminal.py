@@ -15,6 +15,7 @@ from rich.text import Text
 from oelm.analysis.compare import Comparison
 from oelm.data import prepare
 from oelm.errors import RunFailedError
+from oelm.sampling import one_after_the_other
 from oelm.training.audit import Finding
 from oelm.training.clock import formatted
 from oelm.training.observe import Lines, Observer, Progress
@@ -107,10 +108,8 @@ def show(comparison: Comparison) -> None:
 def side_by_side(names: list[str], texts: list[str]) -> None:
     """Texts in columns on a terminal, one after the other elsewhere."""
     console = Console()
-    if len(texts) == 1:
-        print(texts[0])
-    elif not console.is_terminal:
-        print("\n\n".join(f"[{name}]\n{text}" for name, text in zip(names, texts, strict=True)))
+    if len(texts) == 1 or not console.is_terminal:
+        print(one_after_the_other(names, texts))
     else:
         table = Table(*names, box=None, padding=(0, 2), header_style="bold")
         table.add_row(*(Text(text) for text in texts))

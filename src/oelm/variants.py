@@ -74,15 +74,24 @@ def parse(text: str) -> Variant:
     return Variant(_parse_side(q, text), _parse_side(k, text))
 
 
+def name_of(variant: Variant) -> str:
+    """The name of a variant, or its spec where it has none."""
+    spec = str(variant)
+    return next((name for name, named in NAMED.items() if named == spec), spec)
+
+
 def title(text: str) -> str:
-    """How a variant is shown to people."""
-    return TITLES.get(text, text)
+    """How a variant is shown to people, whichever way it was written."""
+    name = name_of(parse(text))
+    return TITLES.get(name, name)
 
 
 def _parse_side(spec: str, whole: str) -> Side:
     source, *parts = spec.split("+")
     if source not in SOURCES:
         known("variant", whole, [*NAMED, *(f"{name}[+trained]" for name in SOURCES)])
-    if unknown := [part for part in parts if part != "trained"]:
-        raise UserError(f"variant {whole!r}: unknown part {unknown[0]!r}; a source may be followed by +trained")
-    return Side(source, trained="trained" in parts)
+    if parts not in ([], ["trained"]):
+        raise UserError(
+            f"variant {whole!r}: unknown part {'+'.join(parts)!r}; a source may be followed by one +trained"
+        )
+    return Side(source, trained=bool(parts))

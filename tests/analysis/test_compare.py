@@ -31,6 +31,21 @@ def train(tiny: Tiny, tmp_path: Path) -> Callable[..., RunFolder]:
     return run
 
 
+@pytest.fixture(scope="module")
+def finished(storybook: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """One run for the tests that leave it as they found it."""
+    return fit(
+        RunConfig.make(
+            d_model=16,
+            seq_len=16,
+            max_steps=2,
+            data_path=storybook,
+            out_dir=tmp_path_factory.mktemp("run"),
+            device="cpu",
+        )
+    )
+
+
 def loss_of(folder: RunFolder) -> float:
     final = folder.final_eval()
     assert final is not None
@@ -103,6 +118,50 @@ def test_an_unfinished_run_is_refused_by_name(train: Callable[..., RunFolder]) -
 def test_the_same_variant_and_seed_twice_is_refused(train: Callable[..., RunFolder]) -> None:
     with pytest.raises(UserError, match="are both baseline with seed 0"):
         compare([train(), train()])
+
+
+def test_a_variant_is_itself_however_it_is_written(train: Callable[..., RunFolder]) -> None:
+    comparison = compare([train("normal+trained"), train("headwise"), train("oelm_v2", seed=1)])
+    baseline, frozen = comparison.rows
+    assert (baseline.model_type, baseline.gap) == ("baseline", None)
+    assert (frozen.model_type, frozen.seeds) == ("oelm_v2", (0, 1))
+    assert frozen.gap is not None
+    with pytest.raises(UserError, match="are both oelm_v2 with seed 0"):
+        compare([train("headwise"), train("oelm_v2")])
+
+
+@pytest.mark.parametrize("criterion", [math.nan, math.inf, 0.0, -1.0])
+def test_a_criterion_that_is_no_number_is_refused(criterion: float) -> None:
+    with pytest.raises(UserError, match=r"--criterion .* must be a number above 0"):
+        compare([], criterion)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("status.json", "{}", "state is missing"),
+        ("status.json", "[]", r"content should be of type dict, not \[\]"),
+        ("status.json", "null", "content is missing"),
+        ("status.json", "[" * 100_000, "recursion"),
+        ("manifest.json", '{"format": 1}', "run_id is missing"),
+        ("manifest.json", b"\xff\xfe", "can't decode"),
+        ("timing_stats.json", "{}", "median_step_time is missing"),
+        ("timing_stats.json", '{"median_step_time": "fast"}', "median_step_time should be of type float, not 'fast'"),
+        ("timing_stats.json", f'{{"median_step_time": {10**400}}}', "median_step_time should be of type float"),
+        ("evals.jsonl", "{}\n", "step is missing"),
+        ("evals.jsonl", "7\n", "content should be of type dict, not 7"),
+        ("evals.jsonl", b"\xff\n", "can't decode"),
+        ("evals.jsonl", "", "the final score is missing"),
+        ("evals.jsonl", '{"step": 1, "final": true, "loss": "low"}\n', "loss should be of type float, not 'low'"),
+    ],
+)
+def test_a_damaged_file_is_named(finished: RunFolder, file: str, content: str | bytes, message: str) -> None:
+    path = finished.path / file
+    before = path.read_bytes()
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=rf"{file}(, line 1)? is damaged: .*{message}"):
+        compare([finished])
+    path.write_bytes(before)
 
 
 def test_folders_of_runs_are_searched(train: Callable[..., RunFolder], tmp_path: Path) -> None:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
-from safetensors.torch import load_file, save_file
+import pytest
+import torch
+from safetensors.torch import load_file, save, save_file
 
+from oelm import cli
 from oelm.config import RunConfig
+from oelm.errors import UserError
+from oelm.runfolder import RunFolder
 from oelm.training import audit
 from oelm.training.loop import fit
 from tests.conftest import oelm
@@ -51,6 +57,36 @@ def test_a_record_that_forgot_what_was_frozen_is_no_proof(tiny: Tiny) -> None:
     findings = audit.findings(folder)
     assert len(findings) == 4
     assert not any(finding.intact for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{}", "events is missing"),
+        ('{"events": 5}', "events should be of type list, not 5"),
+        ('{"events": [{}]}', r"events\[0\].event is missing"),
+        ('{"events": [{"event": "freeze", "step": 0, "sha256": []}]}', r".*sha256 should be of type dict"),
+        ('{"events": [{"event": "freeze", "step": 0, "sha256": {"q": null}}]}', r".*sha256.q is missing"),
+    ],
+)
+def test_a_damaged_record_is_named(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / audit.FILE).write_text(content)
+    with pytest.raises(UserError, match=rf"{audit.FILE} is damaged: {message}"):
+        audit.findings(RunFolder(tmp_path))
+
+
+def test_weights_that_cannot_be_read_are_named(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = fit(tiny(model_type="oelm_v2", max_steps=2, warmup_steps=1))
+    path = folder.checkpoints / "best.safetensors"
+    for damaged in (
+        path.read_bytes()[:100],
+        save({"blocks.0.attention.q.weight": torch.zeros(2, dtype=torch.bfloat16)}),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(SystemExit) as end:
+            cli.main(["audit", str(folder.path)])
+        assert end.value.code == 2
+        assert capsys.readouterr().err.startswith(f"oelm: {path} cannot be read: ")
 
 
 def test_a_baseline_has_nothing_frozen(tiny: Tiny) -> None:

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from oelm import variants
-from oelm.analysis.stats import Estimate, estimate, verdict
+from oelm.analysis.stats import CRITERION, Estimate, estimate, verdict
 from oelm.config import RunConfig
 from oelm.errors import UserError
-from oelm.runfolder import RunFolder, read_json
+from oelm.runfolder import RunFolder
 from oelm.training.observe import perplexity
-
-CRITERION = 1.05
 
 
 @dataclass(frozen=True)
@@ -84,27 +82,30 @@ class Comparison:
 
 def compare(folders: Sequence[RunFolder], criterion: float = CRITERION) -> Comparison:
     """Compares finished runs with the baseline among them; refuses runs that were not given the same task."""
-    if criterion <= 0:
-        raise UserError(f"--criterion {criterion:g} must be above 0, such as 1.05")
+    if not 0 < criterion < math.inf:
+        raise UserError(f"--criterion {criterion:g} must be a number above 0, such as {CRITERION}")
     results = [read_result(folder) for folder in folders]
     _refuse_other_tasks(results)
     arms: dict[str, dict[int, Result]] = {}
     for result in results:
-        arm = arms.setdefault(result.config.model_type, {})
-        if result.config.seed in arm:
-            twins = f"{arm[result.config.seed].folder.path} and {result.folder.path}"
-            raise UserError(f"{twins} are both {result.config.model_type} with seed {result.config.seed}")
-        arm[result.config.seed] = result
+        name, seed = variants.name_of(result.config.variant), result.config.seed
+        arm = arms.setdefault(name, {})
+        if seed in arm:
+            twins = f"{arm[seed].folder.path} and {result.folder.path}"
+            raise UserError(f"{twins} are both {name} with seed {seed}; leave one out")
+        arm[seed] = result
     baseline = arms.get("baseline", {})
     rows = [_row(name, arm, baseline, criterion) for name, arm in arms.items()]
     return Comparison(tuple(rows), tuple(_warnings(results, arms)), criterion)
 
 
 def read_result(folder: RunFolder) -> Result:
-    config, manifest, final = folder.config(), folder.manifest(), folder.final_eval()
-    if final is None or folder.status()["state"] != "finished":
-        raise UserError(f"{folder.path} is not finished ({folder.status()['state']}); finish it or leave it out")
-    return Result(folder, config, manifest, final, read_json(folder.path / "timing_stats.json"))
+    config, manifest, final, state = folder.config(), folder.manifest(), folder.final_eval(), folder.status()["state"]
+    if state != "finished":
+        raise UserError(f"{folder.path} is not finished ({state}); finish it or leave it out")
+    if final is None:
+        raise UserError(f"{folder.evals} is damaged: the final score is missing; leave the run out")
+    return Result(folder, config, manifest, final, folder.timing())
 
 
 def _row(name: str, arm: dict[int, Result], baseline: dict[int, Result], criterion: float) -> Row:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from oelm import variants
-from oelm.runfolder import RunFolder, read_lines
+from oelm.runfolder import RunFolder
 
 
 def validation_curves(folders: Sequence[RunFolder], path: Path) -> Path:
@@ -19,7 +19,7 @@ def validation_curves(folders: Sequence[RunFolder], path: Path) -> Path:
     axes = figure.add_subplot()
     for folder in folders:
         config = folder.config()
-        scores = [record for record in read_lines(folder.evals) if not record["final"]]
+        scores = [score for score in folder.scores() if not score["final"]]
         label = variants.title(config.model_type) + (f", seed {config.seed}" if len(folders) > 3 else "")
         axes.plot([s["tokens_seen"] for s in scores], [s["ppl"] for s in scores], marker=".", label=label)
     axes.set(xlabel="tokens seen", ylabel="validation perplexity", yscale="log")

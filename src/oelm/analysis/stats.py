@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+CRITERION = 1.05  # largest perplexity that counts as a success, as a multiple of the baseline's
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -34,4 +36,4 @@ def verdict(gap: Estimate, criterion: float) -> str:
     threshold = math.log(criterion)
     if gap.high <= threshold:
         return "met"
-    return "not met" if gap.low > threshold else "undecided"
+    return "undecided" if gap.low <= threshold else "not met"  # also where a diverged run's gap is no number

@@ -15,8 +15,9 @@ def generate(
     top_k: int,
     seed: int,
     stop: int | None = None,
+    vocab_size: int | None = None,
 ) -> list[int]:
-    """The prompt and up to `count` tokens after it; ends early at the token `stop`.
+    """The prompt and up to `count` tokens after it, among the first `vocab_size`; ends early at the token `stop`.
 
     Temperature 0 always takes the likeliest token. The same seed gives the same text for every model, as far as the
     models agree: the draws come from a generator of their own, on the CPU.
@@ -27,7 +28,7 @@ def generate(
     model.eval()
     for _ in range(count):
         window = torch.tensor([tokens[-model.shape.seq_len :]], device=device)
-        logits = model(window)[0, -1].float().cpu()
+        logits = model(window)[0, -1, :vocab_size].float().cpu()
         token = _draw(logits, temperature, top_k, generator)
         if token == stop:
             break
@@ -37,6 +38,7 @@ def generate(
 
 
 def _draw(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
+    logits = logits.nan_to_num(0.0).clamp(-1e6, 1e6)  # a model that has diverged babbles, but does not fail here
     if temperature == 0:
         return int(logits.argmax())
     likeliest, places = logits.topk(min(top_k, len(logits)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file
 
@@ -13,6 +14,7 @@ from oelm.runfolder import RunFolder, read_json, write_json
 from oelm.training.checkpoint import tensor_hash
 
 FILE = "freeze_audit.json"
+SHAPE = {"events": [{"event": str, "step": int, "sha256": {str: str}}]}
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ def end(folder: RunFolder, model: GPT, step: int) -> None:
 def hashes_at_freeze(folder: RunFolder) -> dict[str, str]:
     """The hash that each frozen matrix must have."""
     expected: dict[str, str] = {}
-    for event in read_json(folder.path / FILE)["events"]:
+    for event in _events(folder):
         if event["event"] == "freeze":
             expected |= event["sha256"]
     return expected
@@ -48,7 +50,7 @@ def findings(folder: RunFolder) -> list[Finding]:
     expected = hashes_at_freeze(folder)
     missing = _frozen_by_variant(folder) - expected.keys()
     found = [Finding(name, "the record of what was frozen", False) for name in sorted(missing)]
-    for event in read_json(folder.path / FILE)["events"]:
+    for event in _events(folder):
         if event["event"] == "end":
             found += [
                 Finding(name, f"step {event['step']} (end)", event["sha256"].get(name) == digest)
@@ -74,17 +76,18 @@ def _frozen_by_variant(folder: RunFolder) -> set[str]:
 
 def _in_file(path: Path, place: str, expected: dict[str, str]) -> list[Finding]:
     try:
-        weights = load_file(path)
-    except Exception as error:  # safetensors raises its own and OSErrors
+        hashes = {name: tensor_hash(weight) for name, weight in load_file(path).items() if name in expected}
+    except Exception as error:  # safetensors raises its own and OSErrors, numpy TypeErrors for types it does not know
         raise UserError(f"{path} cannot be read: {error}") from None
-    return [
-        Finding(name, place, name in weights and tensor_hash(weights[name]) == digest)
-        for name, digest in expected.items()
-    ]
+    return [Finding(name, place, hashes.get(name) == digest) for name, digest in expected.items()]
 
 
 def _record(folder: RunFolder, event: str, step: int, hashes: dict[str, str]) -> None:
     path = folder.path / FILE
-    events = read_json(path)["events"] if path.exists() else []
-    events = [*(e for e in events if e["event"] != event), {"event": event, "step": step, "sha256": hashes}]
-    write_json(path, {"events": events})
+    others = [other for other in _events(folder) if other["event"] != event] if path.exists() else []
+    write_json(path, {"events": [*others, {"event": event, "step": step, "sha256": hashes}]})
+
+
+def _events(folder: RunFolder) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = read_json(folder.path / FILE, SHAPE)["events"]
+    return events

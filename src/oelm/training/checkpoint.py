@@ -50,7 +50,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], s
     except Exception:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
-    for old in _by_age(folder)[KEPT:]:
+    for old in by_age(folder)[KEPT:]:
         shutil.rmtree(old, ignore_errors=True)
     return final
 
@@ -72,7 +72,7 @@ def newest(
 ) -> Path | None:
     """The newest checkpoint that can be used, passing over damaged ones aloud. None where there is none at all."""
     damaged: list[Path] = []
-    for path in _by_age(folder):
+    for path in by_age(folder):
         try:
             check(path, model, moments, frozen_hashes)
         except DamagedError as damage:
@@ -93,7 +93,7 @@ def newest(
 
 def go_back(path: Path) -> None:
     """Makes a checkpoint the newest one, for a run that is to go on from there: later ones are dropped."""
-    for later in _by_age(path.parent):
+    for later in by_age(path.parent):
         if later == path:
             break
         shutil.rmtree(later)
@@ -119,7 +119,7 @@ def check(path: Path, model: nn.Module, moments: Mapping[str, Tensor], frozen_ha
     _same_shapes(found, _shapes(moments))
     _same_shapes(_shapes(saved), _shapes(weights(model)))
     for name, digest in frozen_hashes.items():
-        if tensor_hash(saved[name]) != digest:
+        if name not in saved or tensor_hash(saved[name]) != digest:
             raise DamagedError(f"the frozen matrix {name} is not the one that was frozen")
 
 
@@ -158,9 +158,9 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
-def _by_age(folder: Path) -> list[Path]:
+def by_age(folder: Path) -> list[Path]:
     """Finished checkpoints, newest first."""
-    steps = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdigit()]
+    steps = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
     return sorted(steps, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 

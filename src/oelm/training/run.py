@@ -340,7 +340,7 @@ class Run:
             self.say(f"no sample written: {error}")
             return
         end = tokenizer.end_of_text
-        tokens = generate(self.engine.model, [end], 200, temperature=0.8, top_k=50, seed=self.config.seed, stop=end)
+        tokens = generate(self.engine.model, [end], 200, 0.8, 50, self.config.seed, end, tokenizer.vocab_size)
         (self.folder.path / "samples").mkdir(exist_ok=True)
         write_whole(self.folder.path / "samples" / f"step-{self.step}.txt", tokenizer.decode(tokens[1:]) + "\n")
 

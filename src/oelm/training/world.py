@@ -41,13 +41,15 @@ class World:
 @contextmanager
 def joined(config: RunConfig) -> Iterator[World]:
     """This process's place in the world, on the device that the config asks for."""
-    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank, size, local_rank = _environment("RANK", 0), _environment("WORLD_SIZE", 1), _environment("LOCAL_RANK", 0)
+    if rank >= size:
+        raise UserError(f"RANK={rank} in the environment is not below WORLD_SIZE={size}; unset both, or use torchrun")
     if config.batch_size % (size * config.accumulation):
         raise UserError(
             f"--batch_size {config.batch_size} cannot be shared by {size} processes × "
             f"--accumulation {config.accumulation}"
         )
-    device = choose_device(config.device, int(os.environ.get("LOCAL_RANK", 0)) if size > 1 else None)
+    device = choose_device(config.device, local_rank if size > 1 else None)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if size > 1:
@@ -62,6 +64,14 @@ def joined(config: RunConfig) -> Iterator[World]:
     finally:
         if size > 1:
             dist.destroy_process_group()
+
+
+def _environment(name: str, default: int) -> int:
+    """A number that torchrun leaves in the environment."""
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal():
+        raise UserError(f"{name}={text} in the environment is not a number; torchrun sets it, otherwise unset it")
+    return int(text)
 
 
 def choose_device(name: str, local_rank: int | None = None) -> torch.device:
