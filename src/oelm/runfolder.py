@@ -32,6 +32,7 @@ from typing import Any
 
 from oelm.config import RunConfig
 from oelm.errors import UserError
+from oelm.processes import alive
 
 FORMAT = 1
 HEARTBEAT_SECONDS = 5.0
@@ -202,13 +203,7 @@ def _breathes(status: dict[str, Any]) -> bool:
         return False
     if status["host"] != socket.gethostname():
         return True
-    try:
-        os.kill(status["pid"], 0)
-    except (ProcessLookupError, OverflowError):  # no process has such a number
-        return False
-    except PermissionError:
-        pass
-    return True
+    return alive(status["pid"])
 
 
 @contextmanager

@@ -160,7 +160,8 @@ def test_a_full_disk_gets_one_line_and_keeps_what_was_saved(tiny: Tiny, tmp_path
     assert "exit 2" in result.stdout, result.stdout + result.stderr
     assert result.stderr.count("no space left on the disk") == 1
     assert "Traceback" not in result.stderr
-    assert "checkpoints/step-2:\nmodel.safetensors\noptimizer.safetensors\nstate.json" in result.stdout
+    whole = ("clock.safetensors", "model.safetensors", "optimizer.safetensors", "state.json")
+    assert "\n".join(["checkpoints/step-2:", *whole]) in result.stdout
     assert '"state": "failed"' in result.stdout
 
 

@@ -116,8 +116,8 @@ def check(path: Path, model: nn.Module, moments: Mapping[str, Tensor], frozen_ha
         load_file(path / "clock.safetensors")["step_times"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise DamagedError(f"cut short or damaged ({error})") from None
-    _same_shapes(found, _shapes(moments))
     _same_shapes(_shapes(saved), _shapes(weights(model)))
+    _same_shapes(found, _shapes(moments))
     for name, digest in frozen_hashes.items():
         if name not in saved or tensor_hash(saved[name]) != digest:
             raise DamagedError(f"the frozen matrix {name} is not the one that was frozen")

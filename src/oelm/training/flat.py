@@ -64,8 +64,9 @@ class Flat:
         """A flat buffer as one tensor per logical parameter."""
         views = {}
         for unit, stacked in zip(self.units, self.by_unit(flat), strict=True):
-            parts = stacked[: sum(map(len, unit.parameters.values()))].split([len(p) for p in unit.parameters.values()])
-            views |= dict(zip(unit.parameters, parts, strict=True))
+            ends = list(itertools.accumulate(map(len, unit.parameters.values())))
+            for name, first, last in zip(unit.parameters, [0, *ends], ends, strict=False):
+                views[name] = stacked[first:last]
         return views
 
     def moments(self) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ def cross_entropy_(logits: Tensor, targets: Tensor, vocab_size: int, scale: floa
         scale or 0.0,
         write=scale is not None,
         block=4096,
-        num_warps=8,
+        num_warps=16,
     )
     return losses
 
@@ -38,35 +38,33 @@ def cross_entropy_(logits: Tensor, targets: Tensor, vocab_size: int, scale: floa
 def _cross_entropy(logits, targets, losses, stride, width, vocab_size, scale, write: tl.constexpr, block: tl.constexpr):
     """One row: its loss, then its gradient in place. The row's second reading comes from the cache.
 
-    Exponentials are taken to base 2, which is what the hardware has.
+    Logits are taken to base 2, which is what the hardware has exponentials for. Each lane keeps a greatest logit and a
+    sum of its own, so that nobody waits for anybody before the end of the row.
     """
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     target = tl.load(targets + row)
-    at_target = tl.load(logits + target).to(tl.float32)
-    greatest = -float("inf")
-    total = 0.0
+    at_target = tl.load(logits + target).to(tl.float32) * LOG2_E
     whole = vocab_size // block * block
+    edge = whole + tl.arange(0, block)
+    at_edge = tl.load(logits + edge, mask=edge < vocab_size, other=-float("inf")).to(tl.float32) * LOG2_E
+    greatest = tl.maximum(at_edge, -1e30)  # never -inf, which minus itself is no number
+    total = tl.exp2(at_edge - greatest)
     for first in range(0, whole, block):
-        x = tl.load(logits + first + tl.arange(0, block)).to(tl.float32)
-        before = greatest
-        greatest = tl.maximum(greatest, tl.max(x))
-        total = total * tl.exp2((before - greatest) * LOG2_E) + tl.sum(tl.exp2(x * LOG2_E - greatest * LOG2_E))
-    places = whole + tl.arange(0, block)
-    x = tl.load(logits + places, mask=places < vocab_size, other=-float("inf")).to(tl.float32)
-    before = greatest
-    greatest = tl.maximum(greatest, tl.max(x))
-    total = total * tl.exp2((before - greatest) * LOG2_E) + tl.sum(tl.exp2(x * LOG2_E - greatest * LOG2_E))
-    tl.store(losses + row, tl.log(total) + greatest - at_target)
+        x = tl.load(logits + first + tl.arange(0, block)).to(tl.float32) * LOG2_E
+        before, greatest = greatest, tl.maximum(greatest, x)
+        total = total * tl.exp2(before - greatest) + tl.exp2(x - greatest)
+    top = tl.max(greatest)
+    log_sum = top + tl.log2(tl.sum(total * tl.exp2(greatest - top)))
+    tl.store(losses + row, (log_sum - at_target) / LOG2_E)
     if write:
-        offset = greatest * LOG2_E - tl.log2(scale / total)
         for first in range(0, whole, block):
-            x = tl.load(logits + first + tl.arange(0, block)).to(tl.float32)
-            tl.store(logits + first + tl.arange(0, block), tl.exp2(x * LOG2_E - offset))
-        x = tl.load(logits + places, mask=places < vocab_size, other=-float("inf")).to(tl.float32)
-        tl.store(logits + places, tl.exp2(x * LOG2_E - offset), mask=places < width)
+            places = first + tl.arange(0, block)
+            x = tl.load(logits + places).to(tl.float32) * LOG2_E
+            tl.store(logits + places, tl.exp2(x - log_sum) * scale)
+        tl.store(logits + edge, tl.exp2(at_edge - log_sum) * scale, mask=edge < width)
         tl.debug_barrier()  # the target's place is written twice, in this order
-        tl.store(logits + target, tl.exp2(at_target * LOG2_E - offset) - scale)
+        tl.store(logits + target, (tl.exp2(at_target - log_sum) - 1) * scale)
 
 
 class FusedAdamW:
@@ -126,13 +124,14 @@ class FusedAdamW:
 
 
 @triton.jit
-def _gradient(addresses, narrow, unit, places, size):
+def _gradient(addresses, narrow, unit, places, inside):
     address = tl.load(addresses + unit)
     if tl.load(narrow + unit) == 1:
-        values = tl.load(address.to(tl.pointer_type(tl.bfloat16)) + places, mask=places < size, other=0.0)
-        gradient = values.to(tl.float32)
+        halves = tl.multiple_of(address.to(tl.pointer_type(tl.bfloat16)), 16)
+        gradient = tl.load(halves + places, mask=inside, other=0.0).to(tl.float32)
     else:
-        gradient = tl.load(address.to(tl.pointer_type(tl.float32)) + places, mask=places < size, other=0.0)
+        words = tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16)
+        gradient = tl.load(words + places, mask=inside, other=0.0)
     return gradient
 
 
@@ -140,8 +139,13 @@ def _gradient(addresses, narrow, unit, places, size):
 def _sum_squares(addresses, narrow, chunk_units, chunk_firsts, sizes, squares, block: tl.constexpr):
     chunk = tl.program_id(0)
     unit = tl.load(chunk_units + chunk)
-    places = tl.load(chunk_firsts + chunk) + tl.arange(0, block)
-    gradient = _gradient(addresses, narrow, unit, places, tl.load(sizes + unit))
+    first = tl.multiple_of(tl.load(chunk_firsts + chunk), block)
+    size = tl.load(sizes + unit)
+    places = first + tl.arange(0, block)
+    if first + block <= size:  # a chunk without an edge is read in wide words
+        gradient = _gradient(addresses, narrow, unit, places, tl.full((block,), True, tl.int1))
+    else:
+        gradient = _gradient(addresses, narrow, unit, places, places < size)
     tl.store(squares + chunk, tl.sum(gradient * gradient))
 
 
@@ -178,22 +182,39 @@ def _adamw(
 ):
     chunk = tl.program_id(0)
     unit = tl.load(chunk_units + chunk)
+    first = tl.multiple_of(tl.load(chunk_firsts + chunk), block)
     size = tl.load(sizes + unit)
-    places = tl.load(chunk_firsts + chunk) + tl.arange(0, block)
-    inside = places < size
-    rate = tl.load(settings)
-    scale = tl.where(clip > 0, tl.minimum(clip / (tl.load(norm) + 1e-6), 1.0), 1.0)
-    gradient = _gradient(addresses, narrow, unit, places, size) * scale
     start = tl.multiple_of(tl.load(starts + unit), 64)
-    exp_avg = tl.load(exp_avgs + start + places, mask=inside)
-    exp_avg_sq = tl.load(exp_avg_sqs + start + places, mask=inside)
-    weight = tl.load(weights + start + places, mask=inside)
+    places = first + tl.arange(0, block)
+    rate = tl.load(settings)
+    size1 = rate / tl.load(settings + 1)
+    root2 = tl.load(settings + 2)
+    kept = 1 - rate * tl.load(decays + unit)
+    scale = tl.where(clip > 0, tl.minimum(clip / (tl.load(norm) + 1e-6), 1.0), 1.0)
+    buffers = (weights + start, exp_avgs + start, exp_avg_sqs + start, copy + start)
+    factors = (size1, root2, kept, share1, share2, epsilon)
+    if first + block <= size:
+        inside = tl.full((block,), True, tl.int1)
+        gradient = _gradient(addresses, narrow, unit, places, inside) * scale
+        _adamw_chunk(gradient, buffers, factors, places, inside, copies)
+    else:
+        inside = places < size
+        gradient = _gradient(addresses, narrow, unit, places, inside) * scale
+        _adamw_chunk(gradient, buffers, factors, places, inside, copies)
+
+
+@triton.jit
+def _adamw_chunk(gradient, buffers, factors, places, inside, copies: tl.constexpr):
+    weights, exp_avgs, exp_avg_sqs, copy = buffers
+    size, root2, kept, share1, share2, epsilon = factors
+    exp_avg = tl.load(exp_avgs + places, mask=inside)
+    exp_avg_sq = tl.load(exp_avg_sqs + places, mask=inside)
+    weight = tl.load(weights + places, mask=inside)
     exp_avg += share1 * (gradient - exp_avg)
     exp_avg_sq += share2 * (gradient * gradient - exp_avg_sq)
-    spread = tl.sqrt(exp_avg_sq) / tl.load(settings + 2) + epsilon
-    weight = weight * (1 - rate * tl.load(decays + unit)) - rate / tl.load(settings + 1) * exp_avg / spread
-    tl.store(exp_avgs + start + places, exp_avg, mask=inside)
-    tl.store(exp_avg_sqs + start + places, exp_avg_sq, mask=inside)
-    tl.store(weights + start + places, weight, mask=inside)
+    weight = weight * kept - size * exp_avg / (tl.sqrt(exp_avg_sq) / root2 + epsilon)
+    tl.store(exp_avgs + places, exp_avg, mask=inside)
+    tl.store(exp_avg_sqs + places, exp_avg_sq, mask=inside)
+    tl.store(weights + places, weight, mask=inside)
     if copies:
-        tl.store(copy + start + places, weight, mask=inside)
+        tl.store(copy + places, weight, mask=inside)
