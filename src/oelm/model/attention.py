@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from oelm.config import Model
 from oelm.model.dropout import Dropout
-from oelm.model.stacked import Stacked
 
 
 class Attention(nn.Module):
@@ -24,7 +23,7 @@ class Attention(nn.Module):
         self.k = nn.Linear(shape.d_model, shape.d_model, bias=False)
         self.v = nn.Linear(shape.d_model, shape.d_model, bias=False)
         self.o = nn.Linear(shape.d_model, shape.d_model, bias=False)
-        self.stacked: Stacked | None = None  # an engine may replace q, k and v by one product
+        self.stacked: nn.Module | None = None  # an engine may replace q, k and v by one product
 
     def forward(self, x: Tensor, rotation: Tensor | None, rows: Tensor | None) -> Tensor:
         q, k, v = self.project(x, rotation)

@@ -24,28 +24,41 @@ class FeedForward(nn.Module):
         super().__init__()
         self.up = nn.Linear(shape.d_model, shape.d_ff)
         self.down = nn.Linear(shape.d_ff, shape.d_model)
+        self.fused_up: nn.Module | None = None  # an engine may replace `up` and the GELU by one module
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(F.gelu(self.up(x)))
+        activated = F.gelu(self.up(x)) if self.fused_up is None else self.fused_up(x)
+        out: Tensor = self.down(activated)
         return out
 
 
+class AddNorm(nn.LayerNorm):
+    """Adds to the stream what the last layer has to say, and normalises a copy of it for the next."""
+
+    def forward(self, stream: Tensor, said: Tensor | None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        if said is not None:
+            stream = stream + said
+        return stream, super().forward(stream)
+
+
 class Block(nn.Module):
-    """Attention, then feed-forward, each on a normalised copy and added back to the stream."""
+    """Attention, then feed-forward, each on a normalised copy of the stream; the latter's word is yet to be added."""
 
     def __init__(self, shape: Model, seed: int, place: str) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(shape.d_model)
+        self.norm1 = AddNorm(shape.d_model)
         self.attention = Attention(shape, Dropout(shape.dropout, seed, f"{place}.attention"))
-        self.norm2 = nn.LayerNorm(shape.d_model)
+        self.norm2 = AddNorm(shape.d_model)
         self.mlp = FeedForward(shape)
         self.dropout1 = Dropout(shape.dropout, seed, f"{place}.1")
         self.dropout2 = Dropout(shape.dropout, seed, f"{place}.2")
 
-    def forward(self, x: Tensor, rotation: Tensor | None, rows: Tensor | None) -> Tensor:
-        x = x + self.dropout1(self.attention(self.norm1(x), rotation, rows), rows)
-        out: Tensor = x + self.dropout2(self.mlp(self.norm2(x)), rows)
-        return out
+    def forward(
+        self, stream: Tensor, said: Tensor | None, rotation: Tensor | None, rows: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        stream, x = self.norm1(stream, said)
+        stream, x = self.norm2(stream, self.dropout1(self.attention(x, rotation, rows), rows))
+        return stream, self.dropout2(self.mlp(x), rows)
 
 
 class GPT(nn.Module):
@@ -63,7 +76,7 @@ class GPT(nn.Module):
         self.register_buffer("rotation", table, persistent=False)
         self.dropout = Dropout(shape.dropout, seed, "embedding")
         self.blocks = nn.ModuleList(Block(shape, seed, f"blocks.{i}") for i in range(shape.num_layers))
-        self.norm = nn.LayerNorm(shape.d_model)
+        self.norm = AddNorm(shape.d_model)
         self._initialise(seed)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
@@ -78,10 +91,10 @@ class GPT(nn.Module):
 
     def trunk(self, embedded: Tensor, rows: Tensor | None = None) -> Tensor:
         """From token embeddings to what the output layer reads, both (batch, time, d_model)."""
-        x = self.placed(embedded, rows)
+        stream, said = self.placed(embedded, rows), None
         for block in self.blocks:
-            x = block(x, self.rotation, rows)
-        normed: Tensor = self.norm(x)
+            stream, said = block(stream, said, self.rotation, rows)
+        normed: Tensor = self.norm(stream, said)[1]
         return normed
 
     def placed(self, embedded: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -94,12 +107,12 @@ class GPT(nn.Module):
     @torch.no_grad()
     def attention_entropy(self, tokens: Tensor) -> list[float]:
         """Mean attention entropy of each layer, in nats."""
-        x = self.placed(self.tokens(tokens))
+        stream, said = self.placed(self.tokens(tokens)), None
         entropies = []
         for block in self.blocks:
             assert isinstance(block, Block)
-            entropies.append(block.attention.entropy(block.norm1(x), self.rotation))
-            x = block(x, self.rotation, None)
+            entropies.append(block.attention.entropy(block.norm1(stream, said)[1], self.rotation))
+            stream, said = block(stream, said, self.rotation, None)
         return [float(entropy) for entropy in torch.stack(entropies).tolist()]
 
     def query_key_weights(self) -> dict[str, nn.Parameter]:

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from oelm.config import RunConfig
 from oelm.data.batches import Ahead, Batches
+from oelm.fast.adamw import corrections
+from oelm.fast.kernels import FusedAdamW
+from oelm.fast.working import Working
 from oelm.model.gpt import GPT
-from oelm.training.flat import corrections
-from oelm.training.kernels import FusedAdamW
 from oelm.training.schedule import learning_rate
 from oelm.training.step import Engine
-from oelm.training.working import Working
 from oelm.training.world import World
 
 PLANNED_STEPS = 256
@@ -156,11 +156,11 @@ class Plan:
         self._read: list[tuple[float, float]] = []
 
     def reach(self, step: int, updates: float) -> None:
-        """Makes sure that the plan goes on with this step, the one after so many updates.
+        """Makes sure that the plan goes on with this step, which comes after so many updates.
 
         The new plan takes its place in the device's own order: steps begun before still see the old one.
         """
-        if step in self._steps:
+        if step in self._steps and step == self._unread.stop:
             return
         self._read = self.results()
         self._steps = range(step, min(step + PLANNED_STEPS, self._config.max_steps))

@@ -14,11 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oelm.config import RunConfig
+from oelm.fast.adamw import Flat, Unit
+from oelm.fast.gelu import Up
+from oelm.fast.loss import head_loss, head_score
+from oelm.fast.norm import FusedAddNorm
+from oelm.fast.stacked import Stacked
 from oelm.model.attention import Attention
-from oelm.model.gpt import GPT
-from oelm.model.stacked import Stacked
-from oelm.training.flat import Flat, Unit
-from oelm.training.loss import head_loss, head_score
+from oelm.model.gpt import GPT, AddNorm, FeedForward
 
 VOCABULARY_MULTIPLE = 64
 SIDES = ("q", "k", "v")
@@ -89,14 +91,20 @@ class Working:
         leaves = []
         copies, weights = self.flat.by_unit(self.flat.copy), self.flat.by_unit(self.flat.weights)
         for unit, copied, weight in list(zip(self.flat.units, copies, weights, strict=True))[1:]:
-            module, _, attribute = list(unit.parameters)[-1].rpartition(".")
-            multiplied = not module.startswith("positions") and "norm" not in module
+            place, _, attribute = list(unit.parameters)[-1].rpartition(".")
+            multiplied = not place.startswith("positions") and "norm" not in place
             leaf = nn.Parameter(copied if multiplied else weight)
             leaves.append(leaf)
-            if module.endswith("attention.v"):
-                self._stack(module.removesuffix(".v"), model, leaf)
+            if place.endswith("attention.v"):
+                self._stack(place.removesuffix(".v"), model, leaf)
             else:
-                setattr(self.model.get_submodule(module), attribute, leaf)
+                setattr(self.model.get_submodule(place), attribute, leaf)
+        for place, module in list(self.model.named_modules()):
+            if isinstance(module, AddNorm):
+                self.model.set_submodule(place, FusedAddNorm(module, self.precision))
+            elif isinstance(module, FeedForward):
+                module.fused_up = Up(module.up)
+                del module.up
         return leaves
 
     def _stack(self, place: str, model: GPT, trained: nn.Parameter) -> None:

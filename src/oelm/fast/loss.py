@@ -40,7 +40,7 @@ def head_score(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int)
 def cross_entropy_(logits: Tensor, targets: Tensor, vocab_size: int, scale: float | None) -> Tensor:
     """Each row's cross-entropy; the logits are overwritten by scale × their gradient, unless scale is None."""
     if logits.is_cuda:
-        from oelm.training.kernels import cross_entropy_ as on_gpu
+        from oelm.fast.kernels import cross_entropy_ as on_gpu
 
         return on_gpu(logits, targets, vocab_size, scale)
     log_p = logits[:, :vocab_size].float().log_softmax(-1)

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 
 from oelm.config import RunConfig
 from oelm.data.batches import Batches
+from oelm.fast.adamw import clipped_adamw
+from oelm.fast.loss import cross_entropy_, head_loss
+from oelm.fast.working import Working
 from oelm.model.gpt import GPT
-from oelm.training.flat import clipped_adamw
-from oelm.training.loss import cross_entropy_, head_loss
 from oelm.training.schedule import learning_rate
 from oelm.training.step import open_engine
-from oelm.training.working import Working
 from oelm.training.world import World
 
 Tiny = Callable[..., RunConfig]
@@ -118,3 +118,20 @@ def test_scoring_leaves_the_logits_alone() -> None:
     before = logits.clone()
     cross_entropy_(logits, torch.tensor([0, 1, 2, 3]), 10, None)
     assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize(("variant", "frozen"), [("oelm_v2", 2), ("q=headwise,k=normal+trained", 1)])
+def test_weight_gradients_of_frozen_rows_are_not_computed(tiny: Tiny, variant: str, frozen: int) -> None:
+    """Counted in the FLOPs of all matrix products of a step, which fall by just those."""
+
+    def products(model_type: str) -> int:
+        config = tiny(vocab_size=61, model_type=model_type).resolved(61)
+        working = Working(GPT(config, config.seed), config, torch.float32)
+        inputs, targets, rows = map(torch.from_numpy, data_of(config).batch(0))
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_flops=True) as profile:
+            working.gradients(inputs, targets, rows, 1.0, False)
+        return sum(event.flops for event in profile.key_averages() if event.key in ("aten::mm", "aten::addmm"))
+
+    config = tiny()
+    per_matrix = 2 * config.tokens_per_step * config.d_model**2
+    assert products("baseline") - products(variant) == frozen * config.num_layers * per_matrix

@@ -1,0 +1,452 @@
+"""Kernels for NVIDIA GPUs, in Triton, which comes with PyTorch there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from oelm.fast.adamw import EPSILON, Flat
+
+LOG2_E = tl.constexpr(math.log2(math.e))
+
+
+def cross_entropy_(logits: Tensor, targets: Tensor, vocab_size: int, scale: float | None) -> Tensor:
+    """Each row's cross-entropy; the logits are overwritten by scale × their gradient, unless scale is None."""
+    rows, width = logits.shape
+    losses = torch.empty(rows, device=logits.device)
+    _cross_entropy[(rows,)](
+        logits,
+        targets,
+        losses,
+        logits.stride(0),
+        width,
+        vocab_size,
+        scale or 0.0,
+        write=scale is not None,
+        block=4096,
+        num_warps=16,
+    )
+    return losses
+
+
+@triton.jit
+def _cross_entropy(logits, targets, losses, stride, width, vocab_size, scale, write: tl.constexpr, block: tl.constexpr):
+    """One row: its loss, then its gradient in place. The row's second reading comes from the cache.
+
+    Logits are taken to base 2, which is what the hardware has exponentials for. Each lane keeps a greatest logit and a
+    sum of its own over four blocks at a time, so that nobody waits for anybody before the end of the row.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    target = tl.load(targets + row)
+    at_target = tl.load(logits + target).to(tl.float32) * LOG2_E
+    lanes = tl.arange(0, block)
+    whole = vocab_size // (4 * block) * (4 * block)
+    greatest = tl.full((block,), -1e30, tl.float32)  # not -inf, which minus itself is no number
+    total = tl.zeros((block,), tl.float32)
+    for first in range(0, whole, 4 * block):
+        a = tl.load(logits + first + lanes).to(tl.float32) * LOG2_E
+        b = tl.load(logits + first + block + lanes).to(tl.float32) * LOG2_E
+        c = tl.load(logits + first + 2 * block + lanes).to(tl.float32) * LOG2_E
+        d = tl.load(logits + first + 3 * block + lanes).to(tl.float32) * LOG2_E
+        before = greatest
+        greatest = tl.maximum(tl.maximum(greatest, tl.maximum(a, b)), tl.maximum(c, d))
+        total *= tl.exp2(before - greatest)
+        total += (tl.exp2(a - greatest) + tl.exp2(b - greatest)) + (tl.exp2(c - greatest) + tl.exp2(d - greatest))
+    for first in range(whole, vocab_size, block):
+        places = first + lanes
+        x = tl.load(logits + places, mask=places < vocab_size, other=-float("inf")).to(tl.float32) * LOG2_E
+        before = greatest
+        greatest = tl.maximum(greatest, x)
+        total = total * tl.exp2(before - greatest) + tl.exp2(x - greatest)
+    top = tl.max(greatest)
+    log_sum = top + tl.log2(tl.sum(total * tl.exp2(greatest - top)))
+    tl.store(losses + row, (log_sum - at_target) / LOG2_E)
+    if write:
+        for first in range(0, whole, block):
+            x = tl.load(logits + first + lanes).to(tl.float32) * LOG2_E
+            tl.store(logits + first + lanes, tl.exp2(x - log_sum) * scale)
+        for first in range(whole, width, block):
+            places = first + lanes
+            x = tl.load(logits + places, mask=places < vocab_size, other=-float("inf")).to(tl.float32) * LOG2_E
+            tl.store(logits + places, tl.exp2(x - log_sum) * scale, mask=places < width)
+        tl.debug_barrier()  # the target's place is written twice, in this order
+        tl.store(logits + target, (tl.exp2(at_target - log_sum) - 1) * scale)
+
+
+@triton.jit
+def _normal(x):
+    """The normal distribution up to x, and exp(-x²/2). By Abramowitz and Stegun's formula 7.1.26: within 1e-7."""
+    bell = tl.exp2(x * x * (-0.5 * LOG2_E))
+    t = 1.0 / (1.0 + 0.23164189 * tl.abs(x))
+    tail = 1.061405429 * t - 1.453152027
+    tail = tail * t + 1.421413741
+    tail = tail * t - 0.284496736
+    tail = (tail * t + 0.254829592) * t * bell * 0.5
+    return tl.where(x > 0, 1.0 - tail, tail), bell
+
+
+def gelu(x: Tensor) -> Tensor:
+    """The exact GELU."""
+    out = torch.empty_like(x)
+    block = 4096 if x.numel() > 2**24 else 1024
+    _gelu[(triton.cdiv(x.numel(), block),)](x, out, x.numel(), block=block, num_warps=4)
+    return out
+
+
+@triton.jit
+def _gelu(x_in, out, count, block: tl.constexpr):
+    places = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    x = tl.load(x_in + places, mask=places < count, other=0.0).to(tl.float32)
+    below, _ = _normal(x)
+    tl.store(out + places, x * below, mask=places < count)
+
+
+def gelu_backward(x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient by x, and its sum over all but the last dimension."""
+    width = x.shape[-1]
+    rows = x.numel() // width
+    by_x = torch.empty_like(x)
+    sums = torch.empty(triton.cdiv(rows, 64), width, device=x.device)
+    grid = (len(sums), triton.cdiv(width, 128))
+    _gelu_backward[grid](x, gradient, by_x, sums, rows, width, rows_each=64, tall=8, wide=128, num_warps=2)
+    return by_x, _column_sums(sums)
+
+
+@triton.jit
+def _gelu_backward(
+    x_in, gradient, by_x, sums, rows, width, rows_each: tl.constexpr, tall: tl.constexpr, wide: tl.constexpr
+):
+    columns = tl.program_id(1) * wide + tl.arange(0, wide)
+    total = tl.zeros((tall, wide), tl.float32)
+    for first in range(0, rows_each, tall):
+        row = tl.program_id(0).to(tl.int64) * rows_each + first + tl.arange(0, tall)
+        places = row[:, None] * width + columns[None, :]
+        inside = (row[:, None] < rows) & (columns[None, :] < width)
+        x = tl.load(x_in + places, mask=inside, other=0.0).to(tl.float32)
+        g = tl.load(gradient + places, mask=inside, other=0.0).to(tl.float32)
+        below, bell = _normal(x)
+        product = g * (below + x * 0.3989422804 * bell)
+        tl.store(by_x + places, product, mask=inside)
+        total += product
+    tl.store(sums + tl.program_id(0) * width + columns, tl.sum(total, axis=0), mask=columns < width)
+
+
+def _column_sums(parts: Tensor) -> Tensor:
+    """The sum over the first dimension of a short, wide matrix."""
+    height, width = parts.shape
+    out = torch.empty(width, device=parts.device)
+    _add_columns[(triton.cdiv(width, 16),)](parts, out, height, width, tall=64, wide=16, num_warps=8)
+    return out
+
+
+@triton.jit
+def _add_columns(parts, out, height, width, tall: tl.constexpr, wide: tl.constexpr):
+    columns = tl.program_id(0) * wide + tl.arange(0, wide)
+    total = tl.zeros((tall, wide), tl.float32)
+    for first in range(0, height, tall):
+        rows = first + tl.arange(0, tall)
+        inside = (rows[:, None] < height) & (columns[None, :] < width)
+        total += tl.load(parts + rows[:, None] * width + columns[None, :], mask=inside, other=0.0)
+    tl.store(out + columns, tl.sum(total, axis=0), mask=columns < width)
+
+
+def add_norm(
+    stream: Tensor, said: Tensor, weight: Tensor, bias: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """stream + said; its normalised copy, in said's precision; and each row's mean and inverse deviation."""
+    width = stream.shape[-1]
+    rows = stream.numel() // width
+    total, normed = torch.empty_like(stream), torch.empty_like(said)
+    mean, inverse = (torch.empty(rows, device=stream.device) for _ in range(2))
+    tall, wide, warps = _tile(width)
+    _add_norm[(triton.cdiv(rows, tall),)](
+        stream,
+        said,
+        weight,
+        bias,
+        total,
+        normed,
+        mean,
+        inverse,
+        rows,
+        width,
+        epsilon,
+        tall=tall,
+        wide=wide,
+        num_warps=warps,
+    )
+    return total, normed, mean, inverse
+
+
+def _tile(width: int) -> tuple[int, int, int]:
+    """Rows and columns that a program holds at once, and its warps."""
+    wide = triton.next_power_of_2(width)
+    return max(1, 2048 // wide), wide, max(2, wide // 1024)
+
+
+@triton.jit
+def _add_norm(
+    stream,
+    said,
+    weight,
+    bias,
+    total,
+    normed,
+    means,
+    inverses,
+    rows,
+    width,
+    epsilon,
+    tall: tl.constexpr,
+    wide: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * tall + tl.arange(0, tall)
+    column = tl.arange(0, wide)
+    places = row[:, None] * width + column[None, :]
+    used = column[None, :] < width
+    inside = (row[:, None] < rows) & used
+    x = tl.load(stream + places, mask=inside, other=0.0).to(tl.float32)
+    x += tl.load(said + places, mask=inside, other=0.0).to(tl.float32)
+    tl.store(total + places, x, mask=inside)
+    mean = tl.sum(x, axis=1) / width
+    apart = tl.where(used, x - mean[:, None], 0.0)
+    inverse = 1 / tl.sqrt(tl.sum(apart * apart, axis=1) / width + epsilon)
+    w = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
+    b = tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
+    tl.store(normed + places, apart * inverse[:, None] * w[None, :] + b[None, :], mask=inside)
+    tl.store(means + row, mean, mask=row < rows)
+    tl.store(inverses + row, inverse, mask=row < rows)
+
+
+def add_norm_backward(
+    by_total: Tensor, by_normed: Tensor, total: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients by stream and said (the same, in two precisions), and by weight and bias, (2, width)."""
+    width = total.shape[-1]
+    rows = len(mean)
+    by_stream, by_said = torch.empty_like(total), torch.empty_like(by_normed)
+    tall, wide, warps = _tile(width)
+    rows_each = triton.cdiv(triton.cdiv(rows, 512), tall) * tall
+    sums = torch.empty(triton.cdiv(rows, rows_each), 2, width, device=total.device)
+    _add_norm_backward[(len(sums),)](
+        by_total,
+        by_normed,
+        total,
+        mean,
+        inverse,
+        weight,
+        by_stream,
+        by_said,
+        sums,
+        rows,
+        width,
+        rows_each,
+        tall=tall,
+        wide=wide,
+        num_warps=warps,
+    )
+    return by_stream, by_said, _column_sums(sums.flatten(1)).view(2, width)
+
+
+@triton.jit
+def _add_norm_backward(
+    by_total,
+    by_normed,
+    total,
+    means,
+    inverses,
+    weight,
+    by_stream,
+    by_said,
+    sums,
+    rows,
+    width,
+    rows_each,
+    tall: tl.constexpr,
+    wide: tl.constexpr,
+):
+    column = tl.arange(0, wide)
+    used = column < width
+    w = tl.load(weight + column, mask=used, other=0.0).to(tl.float32)
+    by_weight = tl.zeros((tall, wide), tl.float32)
+    by_bias = tl.zeros((tall, wide), tl.float32)
+    for first in range(0, rows_each, tall):
+        row = tl.program_id(0).to(tl.int64) * rows_each + first + tl.arange(0, tall)
+        places = row[:, None] * width + column[None, :]
+        inside = (row[:, None] < rows) & used[None, :]
+        mean = tl.load(means + row, mask=row < rows, other=0.0)
+        inverse = tl.load(inverses + row, mask=row < rows, other=0.0)
+        x = tl.load(total + places, mask=inside, other=0.0).to(tl.float32)
+        g = tl.load(by_normed + places, mask=inside, other=0.0).to(tl.float32)
+        straight = tl.load(by_total + places, mask=inside, other=0.0).to(tl.float32)
+        unit = tl.where(inside, (x - mean[:, None]) * inverse[:, None], 0.0)
+        by_weight += g * unit
+        by_bias += g
+        g *= w[None, :]
+        along = tl.sum(g * unit, axis=1) / width
+        level = tl.sum(g, axis=1) / width
+        gradient = straight + (g - unit * along[:, None] - level[:, None]) * inverse[:, None]
+        tl.store(by_stream + places, gradient, mask=inside)
+        tl.store(by_said + places, gradient, mask=inside)
+    out = sums + tl.program_id(0) * 2 * width + column
+    tl.store(out, tl.sum(by_weight, axis=0), mask=used)
+    tl.store(out + width, tl.sum(by_bias, axis=0), mask=used)
+
+
+class FusedAdamW:
+    """flat.clipped_adamw in three launches, reading each unit's gradient from wherever it lies.
+
+    The addresses of the gradients are told beforehand (`aim`), so that the launches can be part of a CUDA graph.
+    """
+
+    BLOCK = 1024
+
+    def __init__(self, flat: Flat, betas: tuple[float, float], clip: float) -> None:
+        self._flat, self._betas, self._clip = flat, betas, clip
+        device = flat.weights.device
+        sizes = [math.prod(unit.shape) for unit in flat.units]
+        chunks = [(unit, first) for unit, size in enumerate(sizes) for first in range(0, size, self.BLOCK)]
+        self._chunk_units = torch.tensor([unit for unit, _ in chunks], dtype=torch.int32, device=device)
+        self._chunk_firsts = torch.tensor([first for _, first in chunks], dtype=torch.int32, device=device)
+        self._starts = torch.tensor(flat.starts, dtype=torch.long, device=device)
+        self._sizes = torch.tensor(sizes, dtype=torch.int32, device=device)
+        self._decays = torch.tensor([unit.decay for unit in flat.units], device=device)
+        self._addresses = torch.zeros(len(sizes), dtype=torch.long, device=device)
+        self._narrow = torch.zeros(len(sizes), dtype=torch.int32, device=device)  # 1: bf16, 0: fp32
+        self._squares = torch.empty(len(chunks), device=device)
+        self._norm = torch.empty((), device=device)
+
+    def aim(self, gradients: Sequence[Tensor]) -> None:
+        """Notes where the gradients lie."""
+        assert all(gradient.is_contiguous() for gradient in gradients)
+        self._addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in gradients]))
+        self._narrow.copy_(torch.tensor([int(gradient.dtype == torch.bfloat16) for gradient in gradients]))
+
+    def __call__(self, settings: Tensor) -> Tensor:
+        """One update; settings: rate and the two corrections. Returns the gradient's norm."""
+        flat, grid = self._flat, (len(self._squares),)
+        where = (self._addresses, self._narrow, self._chunk_units, self._chunk_firsts, self._sizes)
+        _sum_squares[grid](*where, self._squares, block=self.BLOCK, num_warps=4)
+        _add_up[(1,)](self._squares, len(self._squares), self._norm, block=16384, num_warps=32)
+        _adamw[grid](
+            *where,
+            self._starts,
+            self._decays,
+            flat.weights,
+            flat.exp_avg,
+            flat.exp_avg_sq,
+            flat.copy,
+            self._norm,
+            settings,
+            self._clip,
+            1 - self._betas[0],
+            1 - self._betas[1],
+            EPSILON,
+            copies=flat.copy is not flat.weights,
+            block=self.BLOCK,
+            num_warps=4,
+        )
+        return self._norm
+
+
+@triton.jit
+def _gradient(addresses, narrow, unit, places, inside):
+    address = tl.load(addresses + unit)
+    if tl.load(narrow + unit) == 1:
+        halves = tl.multiple_of(address.to(tl.pointer_type(tl.bfloat16)), 16)
+        gradient = tl.load(halves + places, mask=inside, other=0.0).to(tl.float32)
+    else:
+        words = tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16)
+        gradient = tl.load(words + places, mask=inside, other=0.0)
+    return gradient
+
+
+@triton.jit
+def _sum_squares(addresses, narrow, chunk_units, chunk_firsts, sizes, squares, block: tl.constexpr):
+    chunk = tl.program_id(0)
+    unit = tl.load(chunk_units + chunk)
+    first = tl.multiple_of(tl.load(chunk_firsts + chunk), block)
+    size = tl.load(sizes + unit)
+    places = first + tl.arange(0, block)
+    if first + block <= size:  # a chunk without an edge is read in wide words
+        gradient = _gradient(addresses, narrow, unit, places, tl.full((block,), True, tl.int1))
+    else:
+        gradient = _gradient(addresses, narrow, unit, places, places < size)
+    tl.store(squares + chunk, tl.sum(gradient * gradient))
+
+
+@triton.jit
+def _add_up(squares, count, norm, block: tl.constexpr):
+    total = tl.zeros((block,), tl.float32)
+    for first in range(0, count, block):
+        places = first + tl.arange(0, block)
+        total += tl.load(squares + places, mask=places < count, other=0.0)
+    tl.store(norm, tl.sqrt(tl.sum(total)))
+
+
+@triton.jit
+def _adamw(
+    addresses,
+    narrow,
+    chunk_units,
+    chunk_firsts,
+    sizes,
+    starts,
+    decays,
+    weights,
+    exp_avgs,
+    exp_avg_sqs,
+    copy,
+    norm,
+    settings,
+    clip,
+    share1,
+    share2,
+    epsilon,
+    copies: tl.constexpr,
+    block: tl.constexpr,
+):
+    chunk = tl.program_id(0)
+    unit = tl.load(chunk_units + chunk)
+    first = tl.multiple_of(tl.load(chunk_firsts + chunk), block)
+    size = tl.load(sizes + unit)
+    start = tl.multiple_of(tl.load(starts + unit), 64)
+    places = first + tl.arange(0, block)
+    rate = tl.load(settings)
+    size1 = rate / tl.load(settings + 1)
+    root2 = tl.load(settings + 2)
+    kept = 1 - rate * tl.load(decays + unit)
+    scale = tl.where(clip > 0, tl.minimum(clip / (tl.load(norm) + 1e-6), 1.0), 1.0)
+    buffers = (weights + start, exp_avgs + start, exp_avg_sqs + start, copy + start)
+    factors = (size1, root2, kept, share1, share2, epsilon)
+    if first + block <= size:
+        inside = tl.full((block,), True, tl.int1)
+        gradient = _gradient(addresses, narrow, unit, places, inside) * scale
+        _adamw_chunk(gradient, buffers, factors, places, inside, copies)
+    else:
+        inside = places < size
+        gradient = _gradient(addresses, narrow, unit, places, inside) * scale
+        _adamw_chunk(gradient, buffers, factors, places, inside, copies)
+
+
+@triton.jit
+def _adamw_chunk(gradient, buffers, factors, places, inside, copies: tl.constexpr):
+    weights, exp_avgs, exp_avg_sqs, copy = buffers
+    size, root2, kept, share1, share2, epsilon = factors
+    exp_avg = tl.load(exp_avgs + places, mask=inside)
+    exp_avg_sq = tl.load(exp_avg_sqs + places, mask=inside)
+    weight = tl.load(weights + places, mask=inside)
+    exp_avg += share1 * (gradient - exp_avg)
+    exp_avg_sq += share2 * (gradient * gradient - exp_avg_sq)
+    weight = weight * kept - size * exp_avg / (tl.sqrt(exp_avg_sq) / root2 + epsilon)
+    tl.store(exp_avgs + places, exp_avg, mask=inside)
+    tl.store(exp_avg_sqs + places, exp_avg_sq, mask=inside)
+    tl.store(weights + places, weight, mask=inside)
+    if copies:
+        tl.store(copy + places, weight, mask=inside)
