@@ -79,7 +79,7 @@ def test_a_corpus_that_does_not_fit_is_staged(tiny: Tiny, tmp_path: Path, monkey
 def test_a_plan_is_renewed_as_often_as_needed(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {"use_amp": False, "log_interval": 7}
     long = fit(gpu(tiny, **fields, out_dir=str(tmp_path / "long")))
-    monkeypatch.setattr("oelm.training.graph.PLANNED_STEPS", 3)
+    monkeypatch.setattr("oelm.training.graph.PLANNED_STEPS", 8)
     short = fit(gpu(tiny, **fields, out_dir=str(tmp_path / "short")))
     assert losses(short) == pytest.approx(losses(long), rel=1e-5)
 

@@ -25,7 +25,7 @@ from oelm.training.schedule import learning_rate
 from oelm.training.step import Engine
 from oelm.training.world import World
 
-PLANNED_STEPS = 256
+PLANNED_STEPS = 256  # at least the five that a rehearsal takes
 SCORED_TOKENS = 2**15
 RESIDENT_SHARE = 0.5  # of the free memory, at most, goes to the corpus
 
