@@ -46,7 +46,6 @@ def worked(config: RunConfig, steps: int) -> tuple[GPT, Working, list[tuple[floa
             loss += working.gradients(inputs, targets, rows, 1 / config.tokens_per_step, micro > 0)
         rate, betas = learning_rate(config, step), (config.beta1, config.beta2)
         norm = clipped_adamw(working.flat, working.gradient, rate, betas, config.grad_clip)
-        working.restack()
         results.append((loss.item() / config.tokens_per_step, norm.item()))
     return model, working, results
 

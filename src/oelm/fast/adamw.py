@@ -36,7 +36,10 @@ class Unit:
 
 
 class Flat:
-    """The weights of all units, their moments, and a copy of the weights in the precision of the products."""
+    """The weights of all units and their moments; and a copy of each unit's weights in the precision of the products.
+
+    A copy may lie anywhere (`copies`, a tensor per unit); in fp32 the weights serve as their own.
+    """
 
     def __init__(self, units: Sequence[Unit], precision: torch.dtype) -> None:
         self.units = list(units)
@@ -46,7 +49,9 @@ class Flat:
         self.weights = torch.zeros(total, device=device)
         self.exp_avg = torch.zeros_like(self.weights)
         self.exp_avg_sq = torch.zeros_like(self.weights)
-        self.copy = self.weights if precision == torch.float32 else torch.zeros_like(self.weights, dtype=precision)
+        self.precision = precision
+        exact = precision == torch.float32
+        self.copies = self.by_unit(self.weights if exact else torch.zeros_like(self.weights, dtype=precision))
         self.updates = torch.zeros(())  # how many there have been; on the CPU, where the corrections are computed
         views = self.by_name(self.weights)
         for name, parameter in itertools.chain.from_iterable(unit.parameters.items() for unit in units):
@@ -68,6 +73,11 @@ class Flat:
             for name, first, last in zip(unit.parameters, [0, *ends], ends, strict=False):
                 views[name] = stacked[first:last]
         return views
+
+    def refresh(self) -> None:
+        """Makes the copies anew from the weights."""
+        for copied, weights in zip(self.copies, self.by_unit(self.weights), strict=True):
+            copied.copy_(weights)
 
     def moments(self) -> dict[str, Tensor]:
         """The optimiser's state by logical name, as a checkpoint holds it."""
@@ -105,5 +115,5 @@ def clipped_adamw(
         exp_avg_sq.lerp_(clipped.square(), 1 - betas[1])
         weight.mul_(1 - rate * unit.decay)
         weight.addcdiv_(exp_avg, exp_avg_sq.sqrt() / second + EPSILON, value=-rate / first)
-    flat.copy.copy_(flat.weights)
+    flat.refresh()
     return norm

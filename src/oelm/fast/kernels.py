@@ -319,19 +319,26 @@ class FusedAdamW:
         self._decays = torch.tensor([unit.decay for unit in flat.units], device=device)
         self._addresses = torch.zeros(len(sizes), dtype=torch.long, device=device)
         self._narrow = torch.zeros(len(sizes), dtype=torch.int32, device=device)  # 1: bf16, 0: fp32
+        self._aligned = torch.zeros(len(sizes), dtype=torch.int32, device=device)  # 1: may be read in wide words
+        pairs = zip(flat.copies, flat.by_unit(flat.weights), strict=True)
+        self._copy_addresses = [0 if c.data_ptr() == w.data_ptr() else c.data_ptr() for c, w in pairs]  # 0: not needed
+        self._copies = torch.tensor(self._copy_addresses, device=device)
         self._squares = torch.empty(len(chunks), device=device)
         self._norm = torch.empty((), device=device)
 
     def aim(self, gradients: Sequence[Tensor]) -> None:
         """Notes where the gradients lie."""
         assert all(gradient.is_contiguous() for gradient in gradients)
-        self._addresses.copy_(torch.tensor([gradient.data_ptr() for gradient in gradients]))
+        addresses = [gradient.data_ptr() for gradient in gradients]
+        aligned = [(a | c) % 16 == 0 for a, c in zip(addresses, self._copy_addresses, strict=True)]
+        self._addresses.copy_(torch.tensor(addresses))
+        self._aligned.copy_(torch.tensor(aligned))
         self._narrow.copy_(torch.tensor([int(gradient.dtype == torch.bfloat16) for gradient in gradients]))
 
     def __call__(self, settings: Tensor) -> Tensor:
         """One update; settings: rate and the two corrections. Returns the gradient's norm."""
         flat, grid = self._flat, (len(self._squares),)
-        where = (self._addresses, self._narrow, self._chunk_units, self._chunk_firsts, self._sizes)
+        where = (self._addresses, self._narrow, self._aligned, self._chunk_units, self._chunk_firsts, self._sizes)
         _sum_squares[grid](*where, self._squares, block=self.BLOCK, num_warps=4)
         _add_up[(1,)](self._squares, len(self._squares), self._norm, block=16384, num_warps=32)
         _adamw[grid](
@@ -341,14 +348,14 @@ class FusedAdamW:
             flat.weights,
             flat.exp_avg,
             flat.exp_avg_sq,
-            flat.copy,
+            self._copies,
             self._norm,
             settings,
             self._clip,
             1 - self._betas[0],
             1 - self._betas[1],
             EPSILON,
-            copies=flat.copy is not flat.weights,
+            narrow_copies=flat.precision == torch.bfloat16,
             block=self.BLOCK,
             num_warps=4,
         )
@@ -356,28 +363,35 @@ class FusedAdamW:
 
 
 @triton.jit
-def _gradient(addresses, narrow, unit, places, inside):
+def _at(address, kind: tl.constexpr, aligned: tl.constexpr):
+    """A pointer from a number; what is known to be aligned is read and written in wide words."""
+    pointer = address.to(tl.pointer_type(kind))
+    return tl.multiple_of(pointer, 16) if aligned else pointer
+
+
+@triton.jit
+def _gradient(addresses, narrow, unit, places, inside, aligned: tl.constexpr):
     address = tl.load(addresses + unit)
     if tl.load(narrow + unit) == 1:
-        halves = tl.multiple_of(address.to(tl.pointer_type(tl.bfloat16)), 16)
+        halves = _at(address, tl.bfloat16, aligned)
         gradient = tl.load(halves + places, mask=inside, other=0.0).to(tl.float32)
     else:
-        words = tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16)
+        words = _at(address, tl.float32, aligned)
         gradient = tl.load(words + places, mask=inside, other=0.0)
     return gradient
 
 
 @triton.jit
-def _sum_squares(addresses, narrow, chunk_units, chunk_firsts, sizes, squares, block: tl.constexpr):
+def _sum_squares(addresses, narrow, aligned, chunk_units, chunk_firsts, sizes, squares, block: tl.constexpr):
     chunk = tl.program_id(0)
     unit = tl.load(chunk_units + chunk)
     first = tl.multiple_of(tl.load(chunk_firsts + chunk), block)
     size = tl.load(sizes + unit)
     places = first + tl.arange(0, block)
-    if first + block <= size:  # a chunk without an edge is read in wide words
-        gradient = _gradient(addresses, narrow, unit, places, tl.full((block,), True, tl.int1))
+    if (first + block <= size) & (tl.load(aligned + unit) == 1):
+        gradient = _gradient(addresses, narrow, unit, places, tl.full((block,), True, tl.int1), True)
     else:
-        gradient = _gradient(addresses, narrow, unit, places, places < size)
+        gradient = _gradient(addresses, narrow, unit, places, places < size, False)
     tl.store(squares + chunk, tl.sum(gradient * gradient))
 
 
@@ -394,6 +408,7 @@ def _add_up(squares, count, norm, block: tl.constexpr):
 def _adamw(
     addresses,
     narrow,
+    aligned,
     chunk_units,
     chunk_firsts,
     sizes,
@@ -402,14 +417,14 @@ def _adamw(
     weights,
     exp_avgs,
     exp_avg_sqs,
-    copy,
+    copies,
     norm,
     settings,
     clip,
     share1,
     share2,
     epsilon,
-    copies: tl.constexpr,
+    narrow_copies: tl.constexpr,
     block: tl.constexpr,
 ):
     chunk = tl.program_id(0)
@@ -423,21 +438,22 @@ def _adamw(
     root2 = tl.load(settings + 2)
     kept = 1 - rate * tl.load(decays + unit)
     scale = tl.where(clip > 0, tl.minimum(clip / (tl.load(norm) + 1e-6), 1.0), 1.0)
-    buffers = (weights + start, exp_avgs + start, exp_avg_sqs + start, copy + start)
+    copy = tl.load(copies + unit)
+    buffers = (weights + start, exp_avgs + start, exp_avg_sqs + start)
     factors = (size1, root2, kept, share1, share2, epsilon)
-    if first + block <= size:
+    if (first + block <= size) & (tl.load(aligned + unit) == 1):
         inside = tl.full((block,), True, tl.int1)
-        gradient = _gradient(addresses, narrow, unit, places, inside) * scale
-        _adamw_chunk(gradient, buffers, factors, places, inside, copies)
+        gradient = _gradient(addresses, narrow, unit, places, inside, True) * scale
+        _adamw_chunk(gradient, buffers, copy, factors, places, inside, narrow_copies, True)
     else:
         inside = places < size
-        gradient = _gradient(addresses, narrow, unit, places, inside) * scale
-        _adamw_chunk(gradient, buffers, factors, places, inside, copies)
+        gradient = _gradient(addresses, narrow, unit, places, inside, False) * scale
+        _adamw_chunk(gradient, buffers, copy, factors, places, inside, narrow_copies, False)
 
 
 @triton.jit
-def _adamw_chunk(gradient, buffers, factors, places, inside, copies: tl.constexpr):
-    weights, exp_avgs, exp_avg_sqs, copy = buffers
+def _adamw_chunk(gradient, buffers, copy, factors, places, inside, narrow_copies: tl.constexpr, aligned: tl.constexpr):
+    weights, exp_avgs, exp_avg_sqs = buffers
     size, root2, kept, share1, share2, epsilon = factors
     exp_avg = tl.load(exp_avgs + places, mask=inside)
     exp_avg_sq = tl.load(exp_avg_sqs + places, mask=inside)
@@ -448,5 +464,8 @@ def _adamw_chunk(gradient, buffers, factors, places, inside, copies: tl.constexp
     tl.store(exp_avgs + places, exp_avg, mask=inside)
     tl.store(exp_avg_sqs + places, exp_avg_sq, mask=inside)
     tl.store(weights + places, weight, mask=inside)
-    if copies:
-        tl.store(copy + places, weight, mask=inside)
+    if copy != 0:
+        if narrow_copies:
+            tl.store(_at(copy, tl.bfloat16, aligned) + places, weight.to(tl.bfloat16), mask=inside)
+        else:
+            tl.store(_at(copy, tl.float32, aligned) + places, weight, mask=inside)

@@ -36,7 +36,7 @@ class Working:
         self.flat = Flat(_units(model, config), precision)
         self.trunk = self.model.trunk
         self._table, *_ = self.flat.by_unit(self.flat.weights)
-        self._head, *_ = self.flat.by_unit(self.flat.copy)
+        self._head = self.flat.copies[0]
         self._frozen_rows: list[tuple[Tensor, nn.Parameter]] = []  # of stacks, and where they come from
         self._leaves = self._lay_out(model)
         sums = self._leaves if config.accumulation > 1 else []
@@ -49,16 +49,7 @@ class Working:
         """Makes the working copies anew from the logical weights."""
         for rows, weight in self._frozen_rows:
             rows.copy_(weight)
-        self.flat.copy.copy_(self.flat.weights)
-        self.restack()
-
-    @torch.no_grad()
-    def restack(self) -> None:
-        """Brings trained rows, which the optimiser has just written, to where they lie beside frozen ones."""
-        stacks = [module for module in self.model.modules() if isinstance(module, Stacked)]
-        for stack in stacks:
-            if len(stack.trained) < len(stack.whole):
-                stack.whole[-len(stack.trained) :].copy_(stack.trained)
+        self.flat.refresh()
 
     def gradients(self, inputs: Tensor, targets: Tensor, rows: Tensor, scale: float, add: bool) -> Tensor:
         """The summed loss of a micro-batch; scale × its gradient is then in `gradient`, or added to what is there."""
@@ -89,16 +80,16 @@ class Working:
         """Gives the working model its tensors; returns those that get a gradient, a unit each, but for the table."""
         del self.model.tokens  # looked up and multiplied outside the trunk
         leaves = []
-        copies, weights = self.flat.by_unit(self.flat.copy), self.flat.by_unit(self.flat.weights)
-        for unit, copied, weight in list(zip(self.flat.units, copies, weights, strict=True))[1:]:
+        weights = self.flat.by_unit(self.flat.weights)
+        for i, unit in list(enumerate(self.flat.units))[1:]:
             place, _, attribute = list(unit.parameters)[-1].rpartition(".")
-            multiplied = not place.startswith("positions") and "norm" not in place
-            leaf = nn.Parameter(copied if multiplied else weight)
-            leaves.append(leaf)
             if place.endswith("attention.v"):
-                self._stack(place.removesuffix(".v"), model, leaf)
+                leaf = self._stack(place.removesuffix(".v"), model, i)
             else:
+                multiplied = not place.startswith("positions") and "norm" not in place
+                leaf = nn.Parameter(self.flat.copies[i] if multiplied else weights[i])
                 setattr(self.model.get_submodule(place), attribute, leaf)
+            leaves.append(leaf)
         for place, module in list(self.model.named_modules()):
             if isinstance(module, AddNorm):
                 self.model.set_submodule(place, FusedAddNorm(module, self.precision))
@@ -107,18 +98,22 @@ class Working:
                 del module.up
         return leaves
 
-    def _stack(self, place: str, model: GPT, trained: nn.Parameter) -> None:
+    def _stack(self, place: str, model: GPT, unit: int) -> nn.Parameter:
+        """Makes Q, K and V of a layer one product. Beside frozen rows, the trained ones' copy lies in one buffer."""
         logical, working = model.get_submodule(place), self.model.get_submodule(place)
         assert isinstance(working, Attention)
         weights = {side: logical.get_parameter(f"{side}.weight") for side in SIDES}
         order = sorted(SIDES, key=lambda side: weights[side].requires_grad)  # the frozen ones first
-        whole = trained.detach()
+        whole = self.flat.copies[unit]
         if frozen := [weights[side] for side in order if not weights[side].requires_grad]:
             whole = whole.new_empty(sum(map(len, weights.values())), whole.shape[1])
             self._frozen_rows += zip(whole.chunk(len(SIDES)), frozen, strict=False)
+            self.flat.copies[unit] = whole[-self.flat.units[unit].rows :]
+        trained = nn.Parameter(self.flat.copies[unit])
         working.stacked = Stacked(whole, trained, tuple(order))
         for side in SIDES:
             delattr(working, side)
+        return trained
 
 
 def _units(model: GPT, config: RunConfig) -> list[Unit]:

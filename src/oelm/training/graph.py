@@ -125,7 +125,6 @@ class GraphEngine(Engine):
     def _apply(self, loss: Tensor) -> None:
         """Updates the weights, notes loss and norm, and goes on to the next step of the plan."""
         norm = self._update(self._plan.now(self._plan.settings))
-        self._working.restack()
         self._plan.advance(loss, norm)
 
     @contextmanager
