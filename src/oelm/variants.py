@@ -21,7 +21,12 @@ SOURCES = {
     "headwise": "orthogonal within each head: the QR factor of a d_model × d_head Gaussian per head",
     "global": "orthogonal as a whole: the QR factor of one d_model × d_model Gaussian",
     "matched": "Gaussian N(0, 1/d_model): the scale of the orthogonal ones without their orthogonality",
+    "shuffle": "a signed permutation of the channels: orthogonal, and no product to compute",
+    "identity": "nothing at all: each head reads its slice of the normalised stream",
 }
+
+# What a source leaves in the model: a matrix, unless it stands here.
+TENSORS = {"shuffle": "order", "identity": None}
 
 NAMED = {
     "baseline": "normal+trained",
@@ -30,6 +35,8 @@ NAMED = {
     "oelm_global": "global",
     "oelm_matched": "matched",
     "orthogonal_trainable": "headwise+trained",
+    "oelm_shuffle": "shuffle",
+    "identity_q": "q=identity,k=normal+trained",
 }
 
 TITLES = {
@@ -39,6 +46,8 @@ TITLES = {
     "oelm_global": "OELM-Global",
     "oelm_matched": "OELM-Matched",
     "orthogonal_trainable": "Orthogonal, trained",
+    "oelm_shuffle": "OELM-Shuffle",
+    "identity_q": "Identity Q",
 }
 
 
@@ -48,6 +57,16 @@ class Side:
 
     source: str
     trained: bool = False
+
+    @property
+    def tensor(self) -> str | None:
+        """The name of the tensor that the model keeps for it."""
+        return TENSORS.get(self.source, "weight")
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether it is a matrix product."""
+        return self.tensor == "weight"
 
     def __str__(self) -> str:
         return self.source + ("+trained" if self.trained else "")
@@ -94,4 +113,7 @@ def _parse_side(spec: str, whole: str) -> Side:
         raise UserError(
             f"variant {whole!r}: unknown part {'+'.join(parts)!r}; a source may be followed by one +trained"
         )
-    return Side(source, trained=bool(parts))
+    side = Side(source, trained=bool(parts))
+    if side.trained and not side.multiplies:
+        raise UserError(f"variant {whole!r}: {source} is no matrix, so there is nothing to train in it")
+    return side

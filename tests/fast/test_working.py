@@ -20,7 +20,14 @@ from oelm.training.step import open_engine
 from oelm.training.world import World
 
 Tiny = Callable[..., RunConfig]
-VARIANTS = ["baseline", "oelm_v2", "q=headwise,k=normal+trained", "q=normal+trained,k=headwise"]
+VARIANTS = [
+    "baseline",
+    "oelm_v2",
+    "q=headwise,k=normal+trained",
+    "q=normal+trained,k=headwise",
+    "oelm_shuffle",
+    "identity_q",
+]
 
 
 def data_of(config: RunConfig) -> Batches:

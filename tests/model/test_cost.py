@@ -6,20 +6,24 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from oelm import variants
 from oelm.config import Model, RunConfig
-from oelm.model.cost import count_parameters, step_cost
+from oelm.model.cost import floor, step_cost
 from oelm.model.gpt import GPT
 
 SHAPE = Model(vocab_size=101, d_model=48, num_layers=3, num_heads=4, d_ff=96, seq_len=24)
 
 
 @pytest.mark.parametrize("positions", ["learned", "rope"])
-def test_parameters_are_those_of_the_model(positions: str) -> None:
-    shape = replace(SHAPE, positions=positions)
-    assert count_parameters(shape) == sum(p.numel() for p in GPT(shape, 0).parameters())
+@pytest.mark.parametrize("name", variants.NAMED)
+def test_parameters_are_those_of_the_model(positions: str, name: str) -> None:
+    shape = replace(SHAPE, positions=positions, model_type=name)
+    model, cost = GPT(shape, 0), step_cost(shape, 2)
+    assert cost.parameters == sum(p.numel() for p in model.parameters())
+    assert cost.frozen == sum(p.numel() for p in model.frozen().values())
 
 
-@pytest.mark.parametrize("name", ["baseline", "oelm_v2", "q=headwise,k=normal+trained"])
+@pytest.mark.parametrize("name", [*variants.NAMED, "q=headwise,k=normal+trained"])
 def test_matrix_work_is_what_pytorch_counts(name: str) -> None:
     """All but attention, which PyTorch counts as the full square and whose backward it counts with a recomputation."""
     shape = replace(SHAPE, model_type=name)
@@ -41,3 +45,17 @@ def test_freezing_medium_512_saves_what_the_arithmetic_says() -> None:
     assert (frozen.trainable, frozen.frozen) == (41_751_040, 3_145_728)
     assert (trained.flops - frozen.flops) / trained.flops == pytest.approx(0.0227, abs=1e-4)
     assert trained.optimizer_bytes - frozen.optimizer_bytes == 8 * 3_145_728
+
+
+def test_the_floor_of_medium_512_falls_by_what_is_frozen_or_left_out() -> None:
+    """At round rates: 800 TFLOP/s and 4 TB/s."""
+
+    def seconds(name: str) -> float:
+        return floor(RunConfig.make(preset="medium-512", model_type=name), 8, 800e12, 4e12).total
+
+    one_product = 6 * 2 * 8 * 512 * 512**2 / 800e12
+    updates = 32 * 6 * 512**2 / 4e12
+    assert seconds("baseline") - seconds("oelm_v2") == pytest.approx(2 * one_product + 2 * updates)
+    assert seconds("baseline") - seconds("identity_q") == pytest.approx(3 * one_product + updates)
+    assert seconds("baseline") - seconds("oelm_shuffle") == pytest.approx(6 * one_product + 2 * updates)
+    assert 1.8e-3 < seconds("baseline") < 2.6e-3

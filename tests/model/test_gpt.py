@@ -119,8 +119,9 @@ def test_variants_of_a_seed_differ_in_q_and_k_alone(name: str) -> None:
     for tensor_name, tensor in variant.named_parameters():
         if tensor_name not in variant.query_key_weights():
             assert torch.equal(tensor, baseline[tensor_name]), tensor_name
-    trained = variants.parse(name).q.trained
-    assert variant.frozen().keys() == (set() if trained else variant.query_key_weights().keys())
+    sides = {"q": variants.parse(name).q, "k": variants.parse(name).k}
+    frozen = {f"attention.{side}.{spec.tensor}" for side, spec in sides.items() if spec.tensor and not spec.trained}
+    assert {tensor_name.split(".", 2)[2] for tensor_name in variant.frozen()} == frozen
 
 
 def test_the_random_control_starts_where_the_baseline_starts() -> None:
@@ -162,3 +163,17 @@ def test_entropy_lies_between_nothing_and_uniform() -> None:
     assert len(entropies) == SMALL.num_layers
     assert all(0 < entropy <= uniform + 1e-4 for entropy in entropies)
     assert entropies[0] == pytest.approx(uniform, rel=0.01)  # at birth, attention is almost uniform
+
+
+def test_a_shuffle_is_an_orthogonal_matrix_without_the_product() -> None:
+    side = GPT(replace(SMALL, model_type="oelm_shuffle"), seed=0).blocks[0].attention.q  # type: ignore[union-attr]
+    matrix = side(torch.eye(SMALL.d_model)).T  # type: ignore[operator, union-attr]
+    torch.testing.assert_close(matrix @ matrix.T, torch.eye(SMALL.d_model))
+    assert set(matrix.unique().tolist()) == {-1.0, 0.0, 1.0}
+
+
+def test_an_identity_lets_each_head_read_its_slice_of_the_stream() -> None:
+    attention = GPT(replace(SMALL, model_type="identity_q"), seed=0).blocks[0].attention  # type: ignore[union-attr]
+    x = torch.randn(2, 5, SMALL.d_model)
+    q, _, _ = attention.project(x, None)  # type: ignore[operator, union-attr]
+    assert torch.equal(q.transpose(1, 2).flatten(2), x)

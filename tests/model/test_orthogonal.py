@@ -48,6 +48,6 @@ def test_signs_of_the_columns_are_even() -> None:
 
 
 def test_matched_has_the_scale_of_headwise_and_normal_has_not() -> None:
-    rows = {source: draw(source, 256, 4).norm(dim=1).mean().item() for source in DRAW}
+    rows = {source: draw(source, 256, 4).norm(dim=1).mean().item() for source in ("matched", "headwise", "normal")}
     assert abs(rows["matched"] - rows["headwise"]) < 0.02
     assert abs(rows["normal"] - 0.02 * 16) < 0.01

@@ -1,6 +1,6 @@
-"""Q, K and V as one matrix product: a working layout of attention, for speed alone.
+"""Q, K and V, as far as they are matrices, as one product: a working layout of attention, for speed alone.
 
-The three matrices lie in one buffer, the frozen ones first. The product and the gradient of its input are computed
+The matrices lie in one buffer, the frozen ones first. The product and the gradient of its input are computed
 whole; the gradient of the weights only for the rows that train.
 """
 
@@ -24,14 +24,13 @@ class Stacked(nn.Module):
         self.trained = trained
         self.order = order
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
         x = x.to(self.whole.dtype)
         if len(self.trained) == len(self.whole):
             sides = F.linear(x, self.trained)
         else:
             sides = _PartlyFrozen.apply(x, self.whole, self.trained)  # type: ignore[no-untyped-call]
-        q, k, v = (sides.chunk(len(self.order), dim=-1)[self.order.index(side)] for side in "qkv")
-        return q, k, v
+        return dict(zip(self.order, sides.chunk(len(self.order), dim=-1), strict=True))
 
 
 class _PartlyFrozen(torch.autograd.Function):

@@ -102,16 +102,16 @@ class Working:
         """Makes Q, K and V of a layer one product. Beside frozen rows, the trained ones' copy lies in one buffer."""
         logical, working = model.get_submodule(place), self.model.get_submodule(place)
         assert isinstance(working, Attention)
-        weights = {side: logical.get_parameter(f"{side}.weight") for side in SIDES}
-        order = sorted(SIDES, key=lambda side: weights[side].requires_grad)  # the frozen ones first
+        weights = {side: p for side in SIDES for name, p in logical.named_parameters() if name == f"{side}.weight"}
+        order = sorted(weights, key=lambda side: weights[side].requires_grad)  # the frozen ones first
         whole = self.flat.copies[unit]
         if frozen := [weights[side] for side in order if not weights[side].requires_grad]:
             whole = whole.new_empty(sum(map(len, weights.values())), whole.shape[1])
-            self._frozen_rows += zip(whole.chunk(len(SIDES)), frozen, strict=False)
+            self._frozen_rows += zip(whole.chunk(len(order)), frozen, strict=False)
             self.flat.copies[unit] = whole[-self.flat.units[unit].rows :]
         trained = nn.Parameter(self.flat.copies[unit])
         working.stacked = Stacked(whole, trained, tuple(order))
-        for side in SIDES:
+        for side in order:
             delattr(working, side)
         return trained
 

@@ -8,22 +8,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from oelm import variants
 from oelm.config import Model
 from oelm.model.dropout import Dropout
 
 
 class Attention(nn.Module):
-    """Q, K, V and O as four matrices of their own, without biases, as in the original study."""
+    """Q, K, V and O apart, matrices (where the variant has one) without biases, as in the original study."""
 
     def __init__(self, shape: Model, dropout: Dropout) -> None:
         super().__init__()
         self.num_heads = shape.num_heads
         self.dropout = dropout
-        self.q = nn.Linear(shape.d_model, shape.d_model, bias=False)
-        self.k = nn.Linear(shape.d_model, shape.d_model, bias=False)
+        variant = variants.parse(shape.model_type)
+        self.q = _projection(variant.q, shape.d_model)
+        self.k = _projection(variant.k, shape.d_model)
         self.v = nn.Linear(shape.d_model, shape.d_model, bias=False)
         self.o = nn.Linear(shape.d_model, shape.d_model, bias=False)
-        self.stacked: nn.Module | None = None  # an engine may replace q, k and v by one product
+        self.stacked: nn.Module | None = None  # an engine may compute several sides as one product
 
     def forward(self, x: Tensor, rotation: Tensor | None, rows: Tensor | None) -> Tensor:
         q, k, v = self.project(x, rotation)
@@ -36,8 +38,9 @@ class Attention(nn.Module):
 
     def project(self, x: Tensor, rotation: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """(batch, time, d_model) → q, k, v of (batch, heads, time, d_head), positions rotated in."""
-        sides = (self.q(x), self.k(x), self.v(x)) if self.stacked is None else self.stacked(x)
-        q, k, v = (side.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for side in sides)
+        sides = {} if self.stacked is None else self.stacked(x)
+        sides |= {name: self.get_submodule(name)(x) for name in "qkv" if name not in sides}
+        q, k, v = (sides[name].unflatten(2, (self.num_heads, -1)).transpose(1, 2) for name in "qkv")
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         return q, k, v
@@ -47,6 +50,23 @@ class Attention(nn.Module):
         q, k, _ = self.project(x, rotation)
         entropies: Tensor = torch.special.entr(causal_scores(q, k).softmax(-1)).sum(-1)
         return entropies.mean()
+
+
+class Shuffle(nn.Module):
+    """A signed permutation of the channels: an orthogonal projection that needs no product."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.order = nn.Parameter(torch.arange(1.0, d_model + 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[..., self.order.abs().long() - 1] * self.order.sign().to(x.dtype)
+
+
+def _projection(side: variants.Side, d_model: int) -> nn.Module:
+    if side.multiplies:
+        return nn.Linear(d_model, d_model, bias=False)
+    return Shuffle(d_model) if side.source == "shuffle" else nn.Identity()
 
 
 def causal_scores(q: Tensor, k: Tensor) -> Tensor:

@@ -116,9 +116,8 @@ class GPT(nn.Module):
         return [float(entropy) for entropy in torch.stack(entropies).tolist()]
 
     def query_key_weights(self) -> dict[str, nn.Parameter]:
-        """The matrices that the variants differ in, by logical name."""
-        names = (f"blocks.{i}.attention.{side}.weight" for i in range(len(self.blocks)) for side in "qk")
-        return {name: self.get_parameter(name) for name in names}
+        """The tensors that the variants differ in, by logical name."""
+        return {name: p for name, p in self.named_parameters() if ".attention.q." in name or ".attention.k." in name}
 
     def frozen(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.named_parameters() if not p.requires_grad}
@@ -127,7 +126,7 @@ class GPT(nn.Module):
     def _initialise(self, seed: int) -> None:
         """Every tensor from a generator of its own, so that variants share all they have in common, bit for bit."""
         shape, variant = self.shape, variants.parse(self.shape.model_type)
-        sides = {"attention.q.weight": variant.q, "attention.k.weight": variant.k}
+        sides = {f"attention.q.{variant.q.tensor}": variant.q, f"attention.k.{variant.k.tensor}": variant.k}
         for name, parameter in self.named_parameters():
             generator = torch.Generator().manual_seed(tensor_seed(seed, name))
             if side := sides.get(name.split(".", 2)[-1]):

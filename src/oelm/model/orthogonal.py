@@ -1,6 +1,6 @@
 """Head-wise and global orthogonal matrices: the one new idea, beside the Gaussians that they are judged against.
 
-Every function returns a projection's weight as nn.Linear stores it, (out, in), so head h owns the rows
+Every function but the last returns a projection's weight as nn.Linear stores it, (out, in), so head h owns the rows
 h·d_head … (h+1)·d_head. Draws come from the caller's CPU generator and are factorised in double precision.
 """
 
@@ -43,9 +43,16 @@ def normal(d_model: int, num_heads: int, generator: Generator) -> Tensor:
     return torch.randn(d_model, d_model, generator=generator).mul(INIT_STD)
 
 
+def shuffle(d_model: int, num_heads: int, generator: Generator) -> Tensor:
+    """A signed permutation as one vector: entry i is ±(1 + the channel that output i reads)."""
+    signs = torch.randint(0, 2, (d_model,), generator=generator) * 2 - 1
+    return (signs * (1 + torch.randperm(d_model, generator=generator))).float()
+
+
 DRAW: dict[str, Callable[[int, int, Generator], Tensor]] = {
     "normal": normal,
     "headwise": headwise,
     "global": global_orthogonal,
     "matched": matched,
+    "shuffle": shuffle,
 }

@@ -67,10 +67,10 @@ def _frozen_by_variant(folder: RunFolder) -> set[str]:
     config = folder.config()
     sides = {"q": config.variant.q, "k": config.variant.k}
     return {
-        f"blocks.{layer}.attention.{name}.weight"
+        f"blocks.{layer}.attention.{name}.{side.tensor}"
         for layer in range(config.num_layers)
         for name, side in sides.items()
-        if not side.trained
+        if side.tensor and not side.trained
     }
 
 
