@@ -12,6 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from oelm import variants
 from oelm.config import Model, RunConfig
+from oelm.model.attention import Attention
 from oelm.model.gpt import GPT
 
 SMALL = Model(vocab_size=101, d_model=48, num_layers=3, num_heads=4, d_ff=96, seq_len=24, positions="learned")
@@ -165,15 +166,18 @@ def test_entropy_lies_between_nothing_and_uniform() -> None:
     assert entropies[0] == pytest.approx(uniform, rel=0.01)  # at birth, attention is almost uniform
 
 
+def first_attention(model_type: str) -> Attention:
+    model = GPT(replace(SMALL, model_type=model_type), seed=0)
+    return next(module for module in model.modules() if isinstance(module, Attention))
+
+
 def test_a_shuffle_is_an_orthogonal_matrix_without_the_product() -> None:
-    side = GPT(replace(SMALL, model_type="oelm_shuffle"), seed=0).blocks[0].attention.q  # type: ignore[union-attr]
-    matrix = side(torch.eye(SMALL.d_model)).T  # type: ignore[operator, union-attr]
+    matrix = first_attention("oelm_shuffle").q(torch.eye(SMALL.d_model)).T
     torch.testing.assert_close(matrix @ matrix.T, torch.eye(SMALL.d_model))
     assert set(matrix.unique().tolist()) == {-1.0, 0.0, 1.0}
 
 
 def test_an_identity_lets_each_head_read_its_slice_of_the_stream() -> None:
-    attention = GPT(replace(SMALL, model_type="identity_q"), seed=0).blocks[0].attention  # type: ignore[union-attr]
     x = torch.randn(2, 5, SMALL.d_model)
-    q, _, _ = attention.project(x, None)  # type: ignore[operator, union-attr]
+    q, _, _ = first_attention("identity_q").project(x, None)
     assert torch.equal(q.transpose(1, 2).flatten(2), x)
