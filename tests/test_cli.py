@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -169,3 +172,25 @@ def test_info_without_a_vocabulary_takes_the_corpus_s(tmp_path: Path) -> None:
     assert other > 3_000_000
     named = oelm("info", "--dataset", "not-prepared", "--vocab_size", "1024", "--json", cwd=tmp_path)
     assert json.loads(named.stdout)["parameters"]["total"] == total
+
+
+def test_a_reader_who_leaves_early_is_met_quietly() -> None:
+    """As in `oelm --help | head -1`, whatever Python keeps in its buffers."""
+    for unbuffered in ("", "1"):
+        reader, writer = os.pipe()
+        os.close(reader)
+        result = subprocess.run(
+            [sys.executable, "-m", "oelm", "--help"],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+        os.close(writer)
+        assert (result.returncode, result.stderr) == (1, b"")
+
+
+def test_a_full_disk_behind_the_output_gets_a_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run([sys.executable, "-m", "oelm", "--help"], stdout=full, stderr=subprocess.PIPE)
+    assert result.returncode == 2
+    assert result.stderr == b"oelm: no space left on the disk (while writing); free some and run it again\n"

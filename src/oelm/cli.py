@@ -23,6 +23,7 @@ from oelm import __version__
 from oelm.analysis.stats import CRITERION
 from oelm.config import Model, Operation, RunConfig, Training, layered
 from oelm.errors import InterruptedRunError, RunFailedError, UserError, known
+from oelm.output import UntilGone
 from oelm.sampling import Sampling
 
 T = TypeVar("T")
@@ -226,25 +227,35 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    sys.exit(_run(arguments, debug))
+    try:
+        code = _run(arguments, debug)
+    finally:
+        UntilGone(sys.stdout).flush()  # what is left unsaid is known by now; Python's own end would say it again
+    sys.exit(code)
 
 
 def _run(arguments: list[str], debug: bool) -> int:
     """Runs a verb; an error becomes one line and an exit code."""
+    try:
+        code = _dispatch(arguments)
+        print(end="", flush=True)  # while a full disk or a reader who has left can still be judged
+        return code
+    except BaseException as error:
+        if debug:
+            traceback.print_exc()
+        return _explain(error)
+
+
+def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(HELP.format(verbs="\n".join(f"  {name:<9} {line}" for name, (_, line) in VERBS.items())))
         return 0 if arguments else 2
     if arguments[0] == "--version":
         print(f"oelm {__version__}")
         return 0
-    try:
-        verb, _ = VERBS[known("verb", arguments[0], VERBS)]
-        verb(arguments[1:])
-        return 0
-    except BaseException as error:
-        if debug:
-            traceback.print_exc()
-        return _explain(error)
+    verb, _ = VERBS[known("verb", arguments[0], VERBS)]
+    verb(arguments[1:])
+    return 0
 
 
 def _explain(error: BaseException) -> int:

@@ -1,10 +1,14 @@
-"""What a person sees in a terminal: live bars and tables by rich; plain lines where there is no terminal."""
+"""What a person sees in a terminal: live bars and tables by rich; plain lines where there is no terminal.
+
+Names and paths reach rich as Text: in a plain string it would take [brackets] and :colons: for its own markup.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn
@@ -15,6 +19,7 @@ from rich.text import Text
 from oelm.analysis.compare import Comparison
 from oelm.data import prepare
 from oelm.errors import RunFailedError
+from oelm.output import UntilGone
 from oelm.sampling import one_after_the_other
 from oelm.training.audit import Finding
 from oelm.training.clock import formatted
@@ -32,13 +37,13 @@ class Live(Observer):
     """A table of what will run, then one bar that stays in place."""
 
     def __init__(self) -> None:
-        self._console = Console()
+        self._console = Console(file=cast(TextIO, UntilGone(sys.stdout)))
         self._bar: Bar | None = None
 
     def announce(self, facts: dict[str, str]) -> None:
         grid = Table.grid(padding=(0, 2))
         for name, value in facts.items():
-            grid.add_row(f"[dim]{name}[/dim]", value)
+            grid.add_row(Text(name, style="dim"), Text(value))
         self._console.print(grid)
 
     def progress(self, progress: Progress) -> None:
@@ -56,7 +61,7 @@ class Live(Observer):
         self._bar.update(self._bar.task_ids[0], completed=progress.step, details="  ".join(filter(None, details)))
 
     def note(self, line: str) -> None:
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(Text(line), soft_wrap=True)
 
     def close(self) -> None:
         if self._bar is not None:
@@ -79,7 +84,8 @@ def preparing(name: str) -> Iterator[Callable[[prepare.Tally], None]]:
 
         yield print_line
         return
-    with Bar(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as bar:
+    description = TextColumn("{task.description}", markup=False)
+    with Bar(SpinnerColumn(), description, console=console, transient=True) as bar:
         task = bar.add_task(f"{name}: opening the corpus", total=None)
         yield lambda tally: bar.update(task, description=_prepared(name, tally))
 
@@ -98,10 +104,10 @@ def show(comparison: Comparison) -> None:
     for i, heading in enumerate(comparison.HEADINGS):
         table.add_column(heading, justify="left" if i == 0 else "right")
     for row in comparison.cells():
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     console.print(table)
     for warning in comparison.warnings:
-        console.print(f"[dim]note: {warning}[/dim]")
+        console.print(Text(f"note: {warning}", style="dim"))
     sys.stdout.flush()
 
 
@@ -111,8 +117,10 @@ def side_by_side(names: list[str], texts: list[str]) -> None:
     if len(texts) == 1 or not console.is_terminal:
         print(one_after_the_other(names, texts))
     else:
-        table = Table(*names, box=None, padding=(0, 2), header_style="bold")
-        table.add_row(*(Text(text) for text in texts))
+        table = Table(box=None, padding=(0, 2), header_style="bold")
+        for name in names:
+            table.add_column(Text(name))
+        table.add_row(*map(Text, texts))
         console.print(table)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from dataclasses import dataclass
 
+from oelm.output import UntilGone
 from oelm.training.clock import formatted
 
 
@@ -57,16 +59,17 @@ class Lines(Observer):
     def __init__(self, seconds: float = 10.0) -> None:
         self._seconds = seconds
         self._next = 0.0
+        self._out = UntilGone(sys.stdout)
 
     def announce(self, facts: dict[str, str]) -> None:
         width = max(map(len, facts))
         for name, value in facts.items():
-            print(f"{name:<{width}}  {value}", flush=True)
+            self.note(f"{name:<{width}}  {value}")
 
     def progress(self, progress: Progress) -> None:
         if time.monotonic() >= self._next or progress.step == progress.max_steps:
-            print(progress.line(), flush=True)
+            self.note(progress.line())
             self._next = time.monotonic() + self._seconds
 
     def note(self, line: str) -> None:
-        print(line, flush=True)
+        print(line, file=self._out, flush=True)
