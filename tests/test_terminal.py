@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from oelm import terminal
-from oelm.analysis.compare import Comparison
+from oelm.analysis.compare import Comparison, Row
+from oelm.analysis.stats import Estimate
 from oelm.config import RunConfig
 from oelm.data.prepare import prepare
 from oelm.runfolder import RunFolder
@@ -94,6 +95,19 @@ def test_the_notes_of_a_comparison_stand_as_they_are() -> None:
     with Screen() as screen:
         terminal.show(Comparison(rows=(), warnings=(LIKE_MARKUP,), criterion=1.05))
     assert f"note: {LIKE_MARKUP}\r\n" in screen.text
+
+
+@pytest.mark.parametrize("columns", [200, 80, 40])
+def test_a_comparison_is_never_cut_short(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    parameters = {"trainable": 163_840, "frozen": 16_384, "total": 180_224}
+    gap, loss = Estimate(0.012, None, None), Estimate(2.5710, None, None)
+    comparison = Comparison((Row("oelm_v2", (0,), parameters, loss, gap, "one seed only", 0.0646),), (), 1.05)
+    with Screen() as screen:
+        terminal.show(comparison)
+    shown = screen.text.split()
+    for text in (*comparison.headings, *comparison.cells()[0]):
+        assert set(text.split()) <= set(shown)
 
 
 def test_a_run_outlives_the_pipe_that_shows_it(tiny: Tiny) -> None:

@@ -46,7 +46,9 @@ MANIFEST = {
     "parameters": {"total": int, "trainable": int, "frozen": int},
     "data": {"tokenizer": str, "sha256": {"train": str, "val": str}},
     "learning_rate": {"grid": list, "budget_steps": int},
-    "sessions": list,
+    "sessions": [
+        {"engine": str, "device": str, "precision": str, "cpu_threads": int, "processes": int, "deterministic": bool}
+    ],
 }
 STATUS = {"state": str, "heartbeat": float, "host": str, "pid": int}
 TIMING = {"median_step_time": float}

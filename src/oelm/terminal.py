@@ -97,12 +97,15 @@ def _prepared(name: str, tally: prepare.Tally) -> str:
 def show(comparison: Comparison) -> None:
     """The comparison as a table, with its notes below."""
     console = Console()
-    if not console.is_terminal:
+    columns = list(zip(comparison.headings, *comparison.cells(), strict=True))
+    narrowest = sum(max(len(word) for cell in column for word in cell.split()) + 1 for column in columns)
+    if not console.is_terminal or console.width < narrowest:  # where rich would cut names and numbers short
         print(comparison)
         return
-    table = Table(box=None, header_style="bold")
-    for i, heading in enumerate(comparison.HEADINGS):
-        table.add_column(heading, justify="left" if i == 0 else "right")
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    for i, column in enumerate(columns):
+        breaks = any(" " in cell for cell in column)
+        table.add_column(column[0], justify="right" if i else "left", overflow="fold", no_wrap=not breaks)
     for row in comparison.cells():
         table.add_row(*map(Text, row))
     console.print(table)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,9 @@ from oelm.config import RunConfig
 from oelm.errors import UserError
 from oelm.runfolder import RunFolder
 from oelm.training.observe import perplexity
+
+# What the time of a step depends on besides the model: a run's sessions say it, its config the last one.
+COST = ("engine", "device", "precision", "cpu_threads", "processes", "deterministic", "accumulation")
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,10 @@ class Comparison:
     warnings: tuple[str, ...]
     criterion: float
 
-    HEADINGS = ("variant", "trainable", "frozen", "total", "val loss", "PPL", "gap", "criterion", "ms/step")
+    @property
+    def headings(self) -> tuple[str, ...]:
+        met = f"PPL ≤ {self.criterion:g} ×"
+        return ("variant", "trainable", "frozen", "total", "seeds", "val loss", "PPL", "gap", met, "ms/step")
 
     def cells(self) -> list[tuple[str, ...]]:
         """The table's rows as text, a cell per heading."""
@@ -64,6 +70,7 @@ class Comparison:
                 f"{row.parameters['trainable']:,}",
                 f"{row.parameters['frozen']:,}",
                 f"{row.parameters['total']:,}",
+                _listed(row.seeds),
                 _with_interval(row.loss),
                 f"{row.ppl:.3f}",
                 "–" if row.gap is None else _percent(row.gap),
@@ -74,16 +81,16 @@ class Comparison:
         ]
 
     def __str__(self) -> str:
-        lines = [self.HEADINGS, *self.cells()]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.HEADINGS))]
+        lines = [self.headings, *self.cells()]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
         return "\n".join([*(line.rstrip() for line in table), *(f"note: {text}" for text in self.warnings)])
 
 
 def compare(folders: Sequence[RunFolder], criterion: float = CRITERION) -> Comparison:
     """Compares finished runs with the baseline among them; refuses runs that were not given the same task."""
-    if not 0 < criterion < math.inf:
-        raise UserError(f"--criterion {criterion:g} must be a number above 0, such as {CRITERION}")
+    if not isinstance(criterion, float | int) or not 0 < criterion < math.inf:
+        raise UserError(f"--criterion {criterion!r} must be a number above 0, such as {CRITERION}")
     results = [read_result(folder) for folder in folders]
     _refuse_other_tasks(results)
     arms: dict[str, dict[int, Result]] = {}
@@ -169,16 +176,49 @@ def _warnings(results: list[Result], arms: dict[str, dict[int, Result]]) -> list
         warnings.append(f"the runs differ in more than the variant: {', '.join(differing)}")
     if all(len(arm) == 1 for arm in arms.values()):
         warnings.append("one seed per variant: no interval can be given, and small gaps mean nothing")
-    for name, arm in arms.items():
-        if "baseline" in arms and not arm.keys() & arms["baseline"].keys():
-            warnings.append(f"{name} shares no seed with the baseline: no gap can be given")
-    return warnings
+    warnings += [_unpaired(name, arm, arms["baseline"]) for name, arm in arms.items() if "baseline" in arms]
+    warnings.append(_unequal_cost(arms))
+    return list(filter(None, warnings))
+
+
+def _unpaired(name: str, arm: dict[int, Result], baseline: dict[int, Result]) -> str:
+    """The seeds that a variant and the baseline do not share: their losses are means over other runs than the gap."""
+    paired = arm.keys() & baseline.keys()
+    if not paired:
+        return f"{name} shares no seed with the baseline: no gap can be given"
+    without = {name: arm.keys() - paired, "baseline": baseline.keys() - paired}
+    listed = "; ".join(f"{_listed(seeds)} ({who})" for who, seeds in without.items() if seeds)
+    return f"the gap of {name} is over seeds {_listed(paired)}; seeds without a partner: {listed}" if listed else ""
+
+
+def _unequal_cost(arms: dict[str, dict[int, Result]]) -> str:
+    """What makes step times differ for another reason than the variant."""
+    values = {name: {what: _values(what, arm) for what in COST} for name, arm in arms.items()}
+    differing = [what for what in COST if len(set[str]().union(*(arm[what] for arm in values.values()))) > 1]
+    if not differing:
+        return ""
+
+    def described(name: str) -> str:
+        return ", ".join(f"{what} {'/'.join(sorted(values[name][what]))}" for what in differing)
+
+    return "step times are not comparable: " + "; ".join(f"{name} ran with {described(name)}" for name in arms)
+
+
+def _values(what: str, arm: dict[int, Result]) -> set[str]:
+    """The values that one of COST had in the sessions of a variant's runs."""
+    if what == "accumulation":
+        return {str(result.config.accumulation) for result in arm.values()}
+    return {str(session[what]) for result in arm.values() for session in result.manifest["sessions"]}
 
 
 def _differing_fields(results: list[Result]) -> list[str]:
     meant = {"model_type", "seed", "max_lr", "min_lr"}
     identities = [result.config.identity() for result in results]
     return [name for name in identities[0] if name not in meant and len({repr(i[name]) for i in identities}) > 1]
+
+
+def _listed(seeds: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(seeds)))
 
 
 def _with_interval(value: Estimate) -> str:
