@@ -151,8 +151,13 @@ def audit(runs: Positional[tuple[str, ...]]) -> None:
     from oelm.analysis.compare import find_runs
     from oelm.training.audit import findings, hashes_at_freeze
 
-    for folder in find_runs(runs):
-        terminal.show_audit(str(folder.path), findings(folder), frozen=len(hashes_at_freeze(folder)))
+    changed = [
+        str(folder.path)
+        for folder in find_runs(runs)
+        if not terminal.show_audit(str(folder.path), findings(folder), frozen=len(hashes_at_freeze(folder)))
+    ]
+    if changed:
+        raise RunFailedError(f"NOT frozen: {', '.join(changed)}")
 
 
 def demo(data_dir: str = "data", out_dir: str = "outputs/demo") -> None:

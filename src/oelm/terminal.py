@@ -18,7 +18,6 @@ from rich.text import Text
 
 from oelm.analysis.compare import Comparison
 from oelm.data import prepare
-from oelm.errors import RunFailedError
 from oelm.output import UntilGone
 from oelm.sampling import one_after_the_other
 from oelm.training.audit import Finding
@@ -127,17 +126,18 @@ def side_by_side(names: list[str], texts: list[str]) -> None:
         console.print(table)
 
 
-def show_audit(run: str, findings: list[Finding], frozen: int) -> None:
-    """What the audit of a run found; a matrix that changed is an error."""
+def show_audit(run: str, findings: list[Finding], frozen: int) -> bool:
+    """Prints what the audit of a run found, and returns whether all that should be frozen is."""
     changed = [finding for finding in findings if not finding.intact]
     matrices = {finding.matrix for finding in findings}
     places = list(dict.fromkeys(finding.place for finding in findings))
     if changed:
         listed = "; ".join(f"{finding.matrix} in {finding.place}" for finding in changed)
-        raise RunFailedError(f"{run}: NOT frozen: {listed}")
-    if not matrices and frozen:
-        print(f"{run}: {frozen} frozen matrices, but no checkpoint yet to compare them with")
-    elif not matrices:
-        print(f"{run}: nothing is frozen in this run")
-    else:
+        print(f"{run}: NOT frozen: {listed}")
+    elif matrices:
         print(f"{run}: {len(matrices)} frozen matrices, bit-identical to their birth in {', '.join(places)}")
+    elif frozen:
+        print(f"{run}: {frozen} frozen matrices, but no checkpoint yet to compare them with")
+    else:
+        print(f"{run}: nothing is frozen in this run")
+    return not changed

@@ -37,18 +37,25 @@ def test_a_frozen_run_is_proved_frozen_everywhere(tiny: Tiny) -> None:
     assert len(events[0]["sha256"]) == 4
 
 
-def test_the_command_says_so_and_notices_a_single_changed_bit(tiny: Tiny) -> None:
-    folder = fit(tiny(model_type="oelm_v2"))
-    result = oelm("audit", str(folder.path))
+def test_the_command_reports_every_run_and_notices_a_single_changed_bit(tiny: Tiny, tmp_path: Path) -> None:
+    runs = [tmp_path / name for name in ("a", "b", "c")]
+    for run in runs:
+        fit(tiny(model_type="oelm_v2", max_steps=2, warmup_steps=1, out_dir=str(run)))
+    result = oelm("audit", *map(str, runs))
     assert result.returncode == 0
-    assert "4 frozen matrices, bit-identical" in result.stdout
-    path = folder.checkpoints / "step-20" / "model.safetensors"
-    weights = load_file(path)
-    weights["blocks.0.attention.q.weight"][0, 0] *= 1 + 2**-23
-    save_file(weights, path)
-    result = oelm("audit", str(folder.path))
+    assert result.stdout.count("4 frozen matrices, bit-identical") == 3
+    for run in runs[:2]:
+        path = run / "checkpoints" / "step-2" / "model.safetensors"
+        weights = load_file(path)
+        weights["blocks.0.attention.q.weight"][0, 0] *= 1 + 2**-23
+        save_file(weights, path)
+    result = oelm("audit", *map(str, runs))
     assert result.returncode == 1
-    assert "NOT frozen: blocks.0.attention.q.weight in checkpoints/step-20/model.safetensors" in result.stderr
+    a, b, c = result.stdout.splitlines()
+    for line, run in ((a, runs[0]), (b, runs[1])):
+        assert line == f"{run}: NOT frozen: blocks.0.attention.q.weight in checkpoints/step-2/model.safetensors"
+    assert "4 frozen matrices, bit-identical" in c
+    assert result.stderr == f"oelm: NOT frozen: {runs[0]}, {runs[1]}\n"
 
 
 def test_a_record_that_forgot_what_was_frozen_is_no_proof(tiny: Tiny) -> None:
