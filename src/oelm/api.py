@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from oelm.analysis.compare import Comparison, find_runs
 from oelm.analysis.stats import CRITERION
 from oelm.config import RunConfig
 from oelm.data import prepare as preparation
+from oelm.errors import known
 from oelm.runfolder import RunFolder
+from oelm.sampling import Sampling
 from oelm.training.loop import fit
 
 Runs = str | Path | RunFolder | Sequence[str | Path | RunFolder]
@@ -36,9 +39,11 @@ def compare(runs: Runs, criterion: float = CRITERION) -> Comparison:
 
 
 def sample(runs: Runs, prompt: str = "", **options: Any) -> str:
-    """Text from a run; from several, one after the other under their names."""
-    folders = _folders(runs)
-    texts = [sampling.sample(folder, sampling.Sampling(prompt, **options)) for folder in folders]
+    """Text from a run; from several, one after the other under their names. Options are the flags of `oelm sample`."""
+    for name in options:
+        known("option", name, [field.name for field in fields(Sampling)])
+    folders, how = _folders(runs), Sampling(prompt, **options)
+    texts = [sampling.sample(folder, how) for folder in folders]
     return sampling.one_after_the_other([str(folder.path) for folder in folders], texts)
 
 

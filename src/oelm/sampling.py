@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,10 @@ class Sampling:
     """Take the weights of the best validation instead of the last ones."""
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value, wanted = getattr(self, field.name), type(field.default)
+            if not isinstance(value, float | int if wanted is float else wanted):
+                raise UserError(f"--{field.name} must be {wanted.__name__}, not {value!r}")
         for name, low, high in (("tokens", 1, 100_000), ("top_k", 1, 2**31), ("seed", 0, 2**63 - 1)):
             if not low <= getattr(self, name) <= high:
                 raise UserError(f"--{name} {getattr(self, name)} must lie between {low:,} and {high:,}")
