@@ -1,0 +1,58 @@
+"""The demo, the README's first command: from nothing to a comparison; and nothing is done twice."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+
+from oelm import cli
+from oelm.analysis.compare import find_runs
+from oelm.demo import PROMPT, VARIANTS, demo
+
+
+def test_the_demo_trains_compares_draws_and_samples_and_does_so_once(
+    storybook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("oelm.demo.demo", functools.partial(demo, steps=3))
+    out = tmp_path / "demo"
+
+    def output() -> str:
+        with pytest.raises(SystemExit) as end:
+            cli.main(["demo", "--data-dir", str(storybook.parent), "--out-dir", str(out)])
+        assert end.value.code == 0
+        return capsys.readouterr().out
+
+    said = output()
+
+    for word in ("Baseline", "OELM-Freeze", "OELM-Random", "PPL ≤", "one seed only", "ms/step"):
+        assert word in said
+    for name in VARIANTS:
+        assert (out / name / "seed-0" / "manifest.json").exists()
+        assert f"{out / name / 'seed-0'}\n" in said
+    for name in VARIANTS[:2]:
+        sample = (out / name / "seed-0" / "samples" / "demo.txt").read_text()
+        assert sample.startswith(PROMPT)
+        assert sample in said
+    picture = imread(out / "validation.png")
+    assert picture.shape == (630, 1050, 4)
+    assert picture.std() > 0.05  # not a blank sheet
+    assert f"{out / 'validation.png'}\n" in said
+
+    trained = written(out)
+    again = output()
+    assert again.count("is finished already: nothing to do") == 3
+    assert comparison(again) == comparison(said)
+    assert written(out) == trained
+    assert all(len(run.manifest()["sessions"]) == 1 for run in find_runs([out]))
+
+
+def comparison(said: str) -> str:
+    return said.partition("5. The comparison")[2]
+
+
+def written(folder: Path) -> dict[Path, int]:
+    """When each file of the runs' results was written."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.suffix in (".json", ".safetensors")}
