@@ -1,6 +1,7 @@
 # make demo   train three small variants on the CPU and compare them
 # make test   everything that is checked: ruff, mypy, pytest
 # Both first install what is missing into .venv. Another Python: make demo PYTHON=python3.12
+# make clean  remove what make installed and cached; data/ and outputs/ are yours and stay
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -22,7 +23,8 @@ format: .venv/installed-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv data outputs artifacts
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis src/oelm.egg-info
+	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
