@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
@@ -94,15 +95,21 @@ def show(comparison: Comparison) -> None:
     if not console.is_terminal:
         print(comparison)
         return
-    table = Table(box=None, header_style="bold")
-    for i, heading in enumerate(comparison.HEADINGS):
-        table.add_column(heading, justify="left" if i == 0 else "right")
-    for row in comparison.cells():
-        table.add_row(*row)
-    console.print(table)
+    show_table(comparison.HEADINGS, comparison.cells())
     for warning in comparison.warnings:
         console.print(f"[dim]note: {warning}[/dim]")
     sys.stdout.flush()
+
+
+def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Rows under headings, the first column to the left, the others to the right."""
+    table = Table(box=None, header_style="bold")
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if i == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console = Console()
+    console.print(table, width=None if console.is_terminal else 200)
 
 
 def side_by_side(names: list[str], texts: list[str]) -> None:
