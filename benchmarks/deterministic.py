@@ -2,7 +2,7 @@
 
     python -m benchmarks.deterministic DATA_FOLDER
 
-Trains medium-512 (batch 8 × 512, bf16, torch.compile) with and without the flag, in interleaved rounds of processes of
+Trains medium-512 (batch 8 × 512, bf16) with and without the flag, in interleaved rounds of processes of
 their own, and compares the median step times; then takes a finished deterministic run back to its middle, lets it run
 on, and compares the final checkpoints byte by byte.
 """
@@ -74,16 +74,14 @@ def main() -> None:
                 print(f"round {number + 1}: {name:<14} {1000 * times[name][-1]:.3f} ms per step", flush=True)
         uninterrupted = weights(folder, options.steps)
         middle = folder.checkpoints / f"step-{options.steps // 2}"
-        status = folder.path / "status.json"
-        status.write_text(status.read_text().replace("finished", "interrupted"))
         train(options.data, folder.path, options.steps, deterministic=True, resume=str(middle))
         exact = weights(folder, options.steps) == uninterrupted
-        device = folder.manifest()["sessions"][0]["device"]
+        session = folder.manifest()["sessions"][0]
         shutil.rmtree(folder.path)
     ratio = statistics.median(times["deterministic"]) / statistics.median(times["plain"])
     content = {
-        "device": device,
-        "shape": "medium-512, 8 × 512, bf16, compile",
+        "device": session["device"],
+        "shape": f"medium-512, 8 × 512, bf16, {session['engine']}",
         "data": options.data.name,
         "steps": options.steps,
         "median_step_seconds": times,

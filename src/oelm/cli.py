@@ -21,6 +21,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from oelm import __version__
 from oelm.analysis.stats import CRITERION
+from oelm.bench.options import Bench
 from oelm.config import Model, Operation, RunConfig, Training, layered
 from oelm.errors import InterruptedRunError, RunFailedError, UserError, known
 from oelm.output import UntilGone
@@ -160,6 +161,19 @@ def audit(runs: Positional[tuple[str, ...]]) -> None:
         raise RunFailedError(f"NOT frozen: {', '.join(changed)}")
 
 
+def bench(options: OmitArgPrefixes[Bench]) -> None:
+    """Measure training steps: ours, and nanoGPT's and Hugging Face Trainer's beside them, in interleaved rounds.
+
+    First it proves that all compute the same loss on one batch. The result file says what it was measured on.
+    """
+    from oelm import terminal
+    from oelm.bench import bench as benchmark
+
+    result = benchmark.bench(options, say=print)
+    terminal.show_table(benchmark.HEADINGS, benchmark.cells(result))
+    print(f"kept in {options.path}")
+
+
 def demo(data_dir: str = "data", out_dir: str = "outputs/demo") -> None:
     """Train three small variants on the built-in corpus and compare them: a few minutes on two cores.
 
@@ -215,6 +229,7 @@ VERBS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "compare": (_by_signature(compare), "set finished runs beside their baseline"),
     "sample": (_by_signature(sample), "generate text from runs, side by side"),
     "audit": (_by_signature(audit), "prove that frozen matrices stayed frozen"),
+    "bench": (_by_signature(bench), "measure training steps beside nanoGPT's and Hugging Face's"),
 }
 
 HELP = """usage: oelm VERB [OPTIONS]

@@ -132,9 +132,9 @@ def read_lines(path: Path, shape: Shape = LINE) -> list[dict[str, Any]]:
 
 
 def cut_lines(path: Path, last_step: int) -> None:
-    """Forgets the records after a step, and a torn last line."""
+    """Forgets the records after a step, a final score, which will be given anew, and a torn last line."""
     if path.exists():
-        kept = [record for record in read_lines(path) if record["step"] <= last_step]
+        kept = [record for record in read_lines(path) if record["step"] <= last_step and not record.get("final")]
         write_whole(path, "".join(json.dumps(record) + "\n" for record in kept))
 
 

@@ -6,7 +6,7 @@ Names and paths reach rich as Text: in a plain string it would take [brackets] a
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO, cast
 
@@ -16,7 +16,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from oelm.analysis.compare import Comparison
+from oelm.analysis.compare import Comparison, aligned
 from oelm.data import prepare
 from oelm.output import UntilGone
 from oelm.sampling import one_after_the_other
@@ -96,21 +96,30 @@ def _prepared(name: str, tally: prepare.Tally) -> str:
 def show(comparison: Comparison) -> None:
     """The comparison as a table, with its notes below."""
     console = Console()
-    columns = list(zip(comparison.headings, *comparison.cells(), strict=True))
-    narrowest = sum(max(len(word) for cell in column for word in cell.split()) + 1 for column in columns)
-    if not console.is_terminal or console.width < narrowest:  # where rich would cut names and numbers short
+    if not console.is_terminal:
         print(comparison)
+        return
+    show_table(comparison.headings, comparison.cells())
+    for warning in comparison.warnings:
+        console.print(Text(f"note: {warning}", style="dim"))
+    sys.stdout.flush()
+
+
+def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Rows under headings; on a terminal the first column to the left, the others to the right."""
+    console = Console()
+    columns = list(zip(headings, *rows, strict=True))
+    narrowest = sum(max((len(word) for cell in column for word in cell.split()), default=0) + 1 for column in columns)
+    if not console.is_terminal or console.width < narrowest:  # where rich would cut names and numbers short
+        print(aligned(headings, rows))
         return
     table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
     for i, column in enumerate(columns):
         breaks = any(" " in cell for cell in column)
-        table.add_column(column[0], justify="right" if i else "left", overflow="fold", no_wrap=not breaks)
-    for row in comparison.cells():
+        table.add_column(Text(column[0]), justify="right" if i else "left", overflow="fold", no_wrap=not breaks)
+    for row in rows:
         table.add_row(*map(Text, row))
     console.print(table)
-    for warning in comparison.warnings:
-        console.print(Text(f"note: {warning}", style="dim"))
-    sys.stdout.flush()
 
 
 def side_by_side(names: list[str], texts: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,6 +90,18 @@ def test_a_state_that_is_json_but_no_state_is_passed_over(tiny: Tiny, content: s
     assert any("step-20 cannot be used" in line for line in notes.lines)
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"clock": "x"}, {"since_log": 7}, {"best": "x"}, {"clock": {"seconds": {}, "validations": 0}}, {"due": 1}]
+)
+def test_a_state_of_wrong_content_is_passed_over(tiny: Tiny, wrong: dict[str, object]) -> None:
+    folder = train_to(tiny())
+    path = folder.checkpoints / "step-20" / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **wrong}))
+    notes = Notes()
+    fit(tiny(), notes)
+    assert any("step-20 cannot be used" in line for line in notes.lines)
+
+
 def test_an_optimiser_of_another_variant_is_passed_over(tiny: Tiny, tmp_path: Path) -> None:
     folder = train_to(tiny(model_type="oelm_v2"))
     other = fit(tiny(out_dir=str(tmp_path / "other")))
@@ -131,7 +144,33 @@ def test_a_run_can_go_back_to_a_checkpoint(tiny: Tiny) -> None:
     assert weights(folder, 20) == expected
 
 
-def test_going_back_to_what_is_no_checkpoint_is_refused(tiny: Tiny, tmp_path: Path) -> None:
-    train_to(tiny())
-    with pytest.raises(UserError, match="is not a checkpoint of"):
-        fit(tiny(resume=str(tmp_path)))
+def test_a_finished_run_can_go_back_too_and_ends_the_same(tiny: Tiny) -> None:
+    folder = fit(tiny())
+    expected, scores = (
+        weights(folder, 20),
+        [(score["step"], score["final"], score["loss"]) for score in folder.scores()],
+    )
+    fit(tiny(resume=str(folder.checkpoints / "step-10")))
+    assert weights(folder, 20) == expected
+    assert [(score["step"], score["final"], score["loss"]) for score in folder.scores()] == scores
+
+
+@pytest.mark.parametrize("wrong", ["..", "step-20-backup", "step-99", "damaged-step-20"])
+def test_going_back_to_what_is_no_checkpoint_is_refused_and_changes_nothing(tiny: Tiny, wrong: str) -> None:
+    folder = fit(tiny())
+    for copy in ("step-20-backup", "damaged-step-20"):
+        shutil.copytree(folder.checkpoints / "step-20", folder.checkpoints / copy)
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=r"is not a checkpoint of .*; it has: step-20, step-10"):
+        fit(tiny(resume=str(folder.checkpoints / wrong)))
+    assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
+
+
+def test_a_checkpoint_may_be_damaged_again(tiny: Tiny) -> None:
+    folder = train_to(tiny())
+    for name in ("damaged-step-20", "damaged-step-20-2"):
+        (folder.checkpoints / "step-20" / "state.json").write_text("")
+        (folder.path / "status.json").unlink()
+        fit(tiny())
+        assert (folder.checkpoints / name).exists()
+    assert folder.status()["state"] == "finished"

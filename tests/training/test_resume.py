@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -14,10 +15,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from oelm.config import RunConfig
+from oelm.errors import InterruptedRunError
 from oelm.runfolder import RunFolder, read_lines
 from oelm.training.loop import fit
+from oelm.training.step import TorchEngine
 from tests.conftest import flags_of
 
 Tiny = Callable[..., RunConfig]
@@ -126,7 +130,7 @@ def test_a_finished_run_is_left_alone(tiny: Tiny) -> None:
 
 
 def test_what_does_not_change_the_result_may_change_on_resume(tiny: Tiny, uninterrupted: RunFolder) -> None:
-    """Half the run with one cadence and accumulation, the rest with another."""
+    """Half the run with one cadence, the rest with another."""
     config = tiny(**RUN, num_workers=0)
     process = start(config)
     folder = RunFolder(config.run_folder)
@@ -162,3 +166,32 @@ def test_two_processes_cannot_train_in_one_folder(tiny: Tiny) -> None:
     first.wait()
     assert second.returncode == 2
     assert "another process is training in" in output
+
+
+@pytest.mark.parametrize("call", [1, 3, 9])
+def test_a_signal_in_the_middle_of_a_score_is_heeded_and_the_score_is_given_later(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """The signal comes from within the scoring of a batch: on the way, on the way again, and in the final score."""
+    fields = {"max_steps": 20, "log_interval": 4, "val_tokens": 20_000}
+    whole = fit(tiny(**fields, out_dir=str(tmp_path / "whole")))
+    score, calls = TorchEngine.score, itertools.count(1)
+
+    def signalling(engine: TorchEngine, inputs: Tensor, targets: Tensor) -> Tensor:
+        if next(calls) == call:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return score(engine, inputs, targets)
+
+    monkeypatch.setattr(TorchEngine, "score", signalling)
+    monkeypatch.setattr(TorchEngine, "scored_tokens", 5_000)
+    config = tiny(**fields, out_dir=str(tmp_path / "stopped"))
+    with pytest.raises(InterruptedRunError, match="stopped by SIGTERM"):
+        fit(config)
+    stopped = RunFolder(config.run_folder)
+    assert stopped.status()["state"] == "interrupted"
+    fit(config)
+    last = "step-20/model.safetensors"
+    assert (stopped.checkpoints / last).read_bytes() == (whole.checkpoints / last).read_bytes()
+    assert [step for step, _ in scores(stopped)] == [step for step, _ in scores(whole)]
+    assert [loss for _, loss in scores(stopped)] == pytest.approx([loss for _, loss in scores(whole)], rel=1e-6)
+    assert losses(stopped) == losses(whole)

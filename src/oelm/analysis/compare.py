@@ -81,10 +81,16 @@ class Comparison:
         ]
 
     def __str__(self) -> str:
-        lines = [self.headings, *self.cells()]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-        return "\n".join([*(line.rstrip() for line in table), *(f"note: {text}" for text in self.warnings)])
+        return "\n".join([aligned(self.headings, self.cells()), *(f"note: {text}" for text in self.warnings)])
+
+
+def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows under headings as plain text."""
+    lines = [headings, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
 
 
 def compare(folders: Sequence[RunFolder], criterion: float = CRITERION) -> Comparison:

@@ -20,12 +20,22 @@ class Background:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def write(self, tensors: Mapping[str, Mapping[str, Tensor]], job: Callable[[dict[str, Tensors]], object]) -> None:
-        """Calls job with the tensors as they are now, on the CPU. Raises what went wrong with the job before it."""
-        self.wait()
+        """Calls job with the tensors as they are now, on the CPU; not before the job before it has ended.
+
+        Where that one failed, this one is waited for: if it succeeds, nothing is lost.
+        """
+        failed = self._pending is not None and self._pending.exception() is not None
         snapshot = {kind: {name: t.detach().clone() for name, t in some.items()} for kind, some in tensors.items()}
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
         self._pending = self._pool.submit(self._run, snapshot, job)
+        if failed:
+            self.wait()
+
+    def check(self) -> None:
+        """Raises what went wrong, if something has by now."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
 
     def wait(self) -> None:
         """Returns when everything is written; raises what went wrong."""
@@ -34,6 +44,7 @@ class Background:
             pending.result()
 
     def close(self) -> None:
+        """Ends the thread after its work; what went wrong with it is for `wait` to say."""
         self._pool.shutdown()
 
     def _run(self, snapshot: dict[str, Tensors], job: Callable[[dict[str, Tensors]], object]) -> None:

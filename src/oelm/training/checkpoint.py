@@ -7,6 +7,7 @@ needs to go on as if it had never stopped. It is written beside its place and re
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -20,10 +21,17 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from oelm.errors import UserError
-from oelm.runfolder import write_json, write_whole
+from oelm.runfolder import read_json, write_json, write_whole
+from oelm.training.clock import PARTS
 
 KEPT = 2
-STATE_KEYS = {"step", "best", "last_val", "since_log", "engine", "clock"}
+STATE = {
+    "step": int,
+    "due": bool,
+    "since_log": [[float]],
+    "engine": dict,
+    "clock": {"seconds": dict.fromkeys(PARTS, float), "validations": int},
+}
 
 
 class DamagedError(Exception):
@@ -80,7 +88,7 @@ def newest(
             damaged.append(path)
             continue
         for bad in damaged:
-            say(f"set aside as {bad.rename(folder / f'damaged-{bad.name}').name}")
+            say(f"set aside as {bad.rename(_free_name(folder, f'damaged-{bad.name}')).name}")
         write_whole(folder / "last", path.name)
         return path
     if damaged:
@@ -89,6 +97,11 @@ def newest(
             f"to start the run anew, remove {folder.parent} or choose another --out_dir"
         )
     return None
+
+
+def _free_name(folder: Path, name: str) -> Path:
+    names = (name if i == 1 else f"{name}-{i}" for i in itertools.count(1))
+    return next(path for path in (folder / each for each in names) if not path.exists())
 
 
 def go_back(path: Path) -> None:
@@ -114,7 +127,7 @@ def check(path: Path, model: nn.Module, moments: Mapping[str, Tensor], frozen_ha
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         saved = load_file(path / "model.safetensors")
         load_file(path / "clock.safetensors")["step_times"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+    except (OSError, UserError, ValueError, KeyError, SafetensorError) as error:
         raise DamagedError(f"cut short or damaged ({error})") from None
     _same_shapes(_shapes(saved), _shapes(weights(model)))
     _same_shapes(found, _shapes(moments))
@@ -142,9 +155,10 @@ def load(path: Path, model: nn.Module, moments: Mapping[str, Tensor]) -> dict[st
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads((path / "state.json").read_text())
-    if missing := STATE_KEYS - state.keys():
-        raise KeyError(f"state.json lacks {', '.join(sorted(missing))}")
+    state: dict[str, Any] = read_json(path / "state.json", STATE)
+    for key in ("best", "last_val"):
+        if not isinstance(state.get(key), float | None):
+            raise ValueError(f"{key} in state.json is no number")
     return state
 
 

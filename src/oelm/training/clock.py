@@ -40,8 +40,8 @@ class Clock:
 
     def restore(self, state: dict[str, Any], step_times: Tensor) -> None:
         """Adds an earlier session's times to this one's."""
-        for name, seconds in state["seconds"].items():
-            self.seconds[name] += seconds
+        for name in PARTS:
+            self.seconds[name] += state["seconds"][name]
         self.validations += state["validations"]
         self.step_times[:0] = step_times.tolist()
 

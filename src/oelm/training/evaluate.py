@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
@@ -17,7 +18,13 @@ from oelm.training.step import Engine
 ENTROPY_SEQUENCES = 4
 
 
-def evaluate(engine: Engine, tokens: npt.NDArray[Any], limit: int | None) -> tuple[float, int]:
+class StopAskedError(Exception):
+    """Scoring was broken off, since the run is to stop."""
+
+
+def evaluate(
+    engine: Engine, tokens: npt.NDArray[Any], limit: int | None, stop_asked: Callable[[], bool] = lambda: False
+) -> tuple[float, int]:
     """Mean cross-entropy over the first `limit` tokens (None: all), and how many were scored.
 
     The windows are shared out over the processes in large batches; the same tokens are scored however many there are.
@@ -29,6 +36,8 @@ def evaluate(engine: Engine, tokens: npt.NDArray[Any], limit: int | None) -> tup
     for length, group in groupby(windows, key=lambda window: window[1]):
         starts = [start for start, _ in group]
         for first in range(0, len(starts), at_once):
+            if stop_asked():
+                raise StopAskedError
             batch = np.stack([tokens[s : s + length + 1] for s in starts[first : first + at_once]]).astype(np.int64)
             total += engine.score(engine.to_device(batch[:, :-1]), engine.to_device(batch[:, 1:]))
             count += batch[:, 1:].size

@@ -13,6 +13,7 @@ from oelm.config import RunConfig, run_id
 from oelm.data.batches import Corpus, open_corpus
 from oelm.errors import InterruptedRunError, UserError
 from oelm.runfolder import RunFolder, locked
+from oelm.training.evaluate import StopAskedError
 from oelm.training.observe import Observer
 from oelm.training.run import Run
 from oelm.training.step import make_deterministic
@@ -33,19 +34,26 @@ def fit(config: RunConfig, observer: Observer | None = None, command: list[str] 
     ):
         if run.finished_before():
             return run.folder
+        run.stop_asked = lambda: stop.asked
         run.start()
-        while run.step < run.config.max_steps:
-            run.train()
-            if run.at(run.config.val_interval):
-                run.validate()
-            if run.at(run.config.log_interval):
-                run.log()
-            stopping = run.agreed(stop.asked)
-            if stopping or run.at(run.config.save_interval):
-                run.save()
-            if stopping:
-                raise run.interrupted(stop.number)
-        run.finish()
+        try:
+            while run.due or run.step < run.config.max_steps:
+                if not run.due:
+                    run.train()
+                if run.at(run.config.val_interval):
+                    run.validate()
+                if run.at(run.config.log_interval):
+                    run.log()
+                run.due = False
+                stopping = run.agreed()
+                if stopping or run.at(run.config.save_interval):
+                    run.save()
+                if stopping:
+                    raise run.interrupted(stop.number)
+            run.finish()
+        except StopAskedError:
+            run.save()
+            raise run.interrupted(stop.number) from None
         return run.folder
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +31,7 @@ from oelm.training.schedule import learning_rate
 from oelm.training.step import open_engine
 from oelm.training.world import World
 
-STEPS_BETWEEN_QUESTIONS = 10
+SECONDS_BETWEEN_QUESTIONS = 2.0
 
 
 @dataclass
@@ -49,6 +50,8 @@ class Run:
     last_val: float | None = None
     clock: Clock = field(default_factory=Clock)
     seconds_per_step: float = 0.0
+    due: bool = False  # whether what follows the last step (validation, metrics, saving) is yet to be done
+    stop_asked: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         self.train_tokens, self.val_tokens = self.corpus.split("train"), self.corpus.split("val")
@@ -69,18 +72,19 @@ class Run:
     def start(self) -> None:
         """Builds the model, goes to where the run stood, and says what will run."""
         with self.clock.part("startup"):
-            if self.world.leads:
-                self.heart = Heart(self.folder, self.config.max_steps)
             model = GPT(self.config, self.config.seed).to(self.world.device)
             self.births = {name: w.detach().cpu().clone() for name, w in model.query_key_weights().items()}
             self.engine = open_engine(model, self.config, self.world, self.batches)
             self._claim(model)
-            self._restore(model)
-            if self.heart:
-                self.heart.at(self.step)
+            path = self._choose_checkpoint(model) if self.world.leads else None
+            # Up to here, what cannot be done is refused, and the folder is as it was.
+            if self.world.leads:
+                self.heart = Heart(self.folder, self.config.max_steps)
+            self._restore(model, path)
         if self.step < self.config.max_steps:
             with self.clock.part("startup" if self.engine.name == "eager" else "compiling"):
-                self.seconds_per_step = self.engine.rehearse(self.step)
+                seconds = self.engine.rehearse(self.step)
+                self.seconds_per_step = self.world.sum([seconds if self.world.leads else 0.0])[0]
         self._announce()
 
     def _claim(self, model: GPT) -> None:
@@ -94,34 +98,36 @@ class Run:
             write_json(self.folder.path / "manifest.json", manifest(self.config, self.corpus, model))
         self.world.wait()
 
-    def _restore(self, model: GPT) -> None:
-        frozen = audit.hashes_at_freeze(self.folder)
-        path: Path | None = None
-        if self.world.leads:
-            path = self._choose_checkpoint(model, frozen)
+    def _restore(self, model: GPT, path: Path | None) -> None:
+        """Goes to the checkpoint that the first process has chosen, and forgets what was recorded after it."""
         chosen = int(self.world.sum([float(path.name.removeprefix("step-")) if path else 0.0])[0])
         if chosen:
             path = self.folder.checkpoints / f"step-{chosen}"
             state = checkpoint.load(path, model, self.engine.moments())
-            self.step, self.best, self.last_val = chosen, state["best"], state["last_val"]
+            self.step, self.best, self.last_val, self.due = chosen, state["best"], state["last_val"], state["due"]
             self._since_log = [(loss, norm) for loss, norm in state["since_log"]]
             self.clock.restore(state["clock"], state["step_times"])
             self.engine.restore(state["engine"])
             self.say(f"resumed from {path}")
-        if self.world.leads:
-            for path in (self.folder.metrics, self.folder.evals):
-                cut_lines(path, self.step)
+        if self.heart:
+            self.heart.at(self.step)
+            for lines in (self.folder.metrics, self.folder.evals):
+                cut_lines(lines, self.step)
             content = self.folder.manifest()
             content["sessions"].append(session(self.engine, self.command, self.step))
             write_whole(self.folder.path / "config.yaml", self.config.to_yaml())
             write_json(self.folder.path / "manifest.json", content)
 
-    def _choose_checkpoint(self, model: GPT, frozen: dict[str, str]) -> Path | None:
-        moments = self.engine.moments()
+    def _choose_checkpoint(self, model: GPT) -> Path | None:
+        moments, frozen = self.engine.moments(), audit.hashes_at_freeze(self.folder)
         if self.config.resume not in ("auto", "never"):
             path = Path(self.config.resume).resolve()
-            if path.parent != self.folder.checkpoints.resolve():
-                raise UserError(f"--resume {self.config.resume} is not a checkpoint of {self.folder.path}")
+            there = checkpoint.by_age(self.folder.checkpoints.resolve())
+            if path not in there:
+                names = ", ".join(each.name for each in there) or "none"
+                raise UserError(
+                    f"--resume {self.config.resume} is not a checkpoint of {self.folder.path}; it has: {names}"
+                )
             try:
                 checkpoint.check(path, model, moments, frozen)
             except checkpoint.DamagedError as damage:
@@ -162,6 +168,9 @@ class Run:
             self.engine.step(self.step)
             self.timer.end()
         self.step += 1
+        self.due = True
+        if self.heart:
+            self.heart.at(self.step)
 
     def collect(self) -> None:
         """Fetches the losses that are still on the device, and stops the run where one is not finite."""
@@ -194,9 +203,8 @@ class Run:
         self._since_log = []
         if self.world.leads:
             append_line(self.folder.metrics, record)
-            assert self.heart is not None
-            self.heart.at(self.step)
             self._report(float(record["loss"]))
+        self.background.check()
 
     def _report(self, loss: float) -> None:
         config, seconds = self.config, self.seconds_per_step
@@ -208,7 +216,7 @@ class Run:
         """Scores the fixed validation tokens, and keeps the weights if they are the best so far."""
         self.collect()
         with self.clock.part("validation"):
-            loss, tokens = evaluate(self.engine, self.val_tokens, self.config.val_tokens)
+            loss, tokens = evaluate(self.engine, self.val_tokens, self.config.val_tokens, self._may_break_off)
             self.clock.validations += 1
             self._record_score(loss, tokens, final=False)
         self.last_val = loss
@@ -239,6 +247,7 @@ class Run:
         state = {
             "best": self.best,
             "last_val": self.last_val,
+            "due": self.due,
             "since_log": list(self._since_log),
             "engine": self.engine.state(),
             "clock": self.clock.state(),
@@ -261,20 +270,24 @@ class Run:
             self.background.wait()
             self.world.wait()
 
-    def agreed(self, asked: bool) -> bool:
+    def agreed(self) -> bool:
         """Whether to stop here. Several processes must stop after the same step, so they ask each other at times."""
         if self.world.size == 1:
-            return asked
-        return self.step % STEPS_BETWEEN_QUESTIONS == 0 and self.world.sum([float(asked)])[0] > 0
+            return self.stop_asked()
+        steps = max(1, min(10, round(SECONDS_BETWEEN_QUESTIONS / max(self.seconds_per_step, 1e-9))))
+        return self.step % steps == 0 and self.world.sum([float(self.stop_asked())])[0] > 0
+
+    def _may_break_off(self) -> bool:
+        """Whether to stop in the middle of a score; several processes, which could not agree on it, end it first."""
+        return self.world.size == 1 and self.stop_asked()
 
     def interrupted(self, number: int) -> InterruptedRunError:
         self.saved()
-        path = self.folder.path
-        if self.heart:
-            self.heart.at(self.step)
+        path, size = self.folder.path, self.world.size
+        command = "oelm train" if size == 1 else f"torchrun --nproc_per_node={size} -m oelm train"
         return InterruptedRunError(
             f"stopped by {signal.Signals(number).name} after step {self.step}; everything is saved. "
-            f"To go on: oelm train --config {shlex.quote(f'{path}/config.yaml')} --out_dir {shlex.quote(str(path))}",
+            f"To go on: {command} --config {shlex.quote(f'{path}/config.yaml')} --out_dir {shlex.quote(str(path))}",
             number,
         )
 
@@ -282,7 +295,7 @@ class Run:
         """The score on the whole validation set, a sample, the audit, the times."""
         self.saved()
         with self.clock.part("validation"):
-            loss, tokens = evaluate(self.engine, self.val_tokens, None)
+            loss, tokens = evaluate(self.engine, self.val_tokens, None, self._may_break_off)
             self.clock.validations += 1
             self._record_score(loss, tokens, final=True)
         if not self.world.leads:
@@ -310,6 +323,10 @@ class Run:
     def close(self) -> None:
         """Ends what is being written, and the display."""
         self.background.close()
+        try:
+            self.background.wait()
+        except Exception as error:  # whatever ended the run is the greater news
+            self.observer.note(f"what was being saved could not be: {error}")
         self.observer.close()
 
     def say(self, line: str) -> None:
@@ -347,10 +364,11 @@ class Run:
     def _not_finite(self, step: int, loss: float, norm: float) -> str:
         rate = learning_rate(self.config, step - 1)
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
-        self.background.wait()
+        with suppress(OSError):  # a save that failed has not become the last
+            self.background.wait()
         kept = checkpoint.last(self.folder.checkpoints)
         return (
             f"{what} at step {step} (learning rate {rate:.3g}): training has diverged. "
-            f"Try a lower --max_lr, a longer --warmup_steps or a smaller --grad_clip. "
+            f"Try a lower --max_lr, a longer --warmup_steps or --grad_clip 1. "
             f"Last good checkpoint: {kept if kept else 'none was saved yet'}"
         )

@@ -175,7 +175,8 @@ class TorchEngine(Engine):
         return {"scaler": self._scaler.state_dict()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._scaler.load_state_dict(state.get("scaler", {}))
+        if state.get("scaler"):  # empty where the run was not in fp16, such as on a CPU
+            self._scaler.load_state_dict(state["scaler"])
 
     def _gradients(self, step: int) -> Tensor:
         total = torch.zeros((), device=self.world.device)
