@@ -1,4 +1,4 @@
-"""Preparation stays below 1 GB of memory, whatever the corpus."""
+"""Preparation stays below 1 GB of memory, however long the documents."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -235,7 +235,10 @@ def _parquet(path: Path, stream: IO[bytes], text_field: str) -> Documents:
 
 
 def _refuse_large_pages(path: Path, metadata: Any, text_field: str) -> None:
-    """A page is read whole. How large one is stands only in itself; here it is judged by its row group."""
+    """A page is read whole. How large one is stands only in itself; here it is judged by its row group's average.
+
+    That overlooks a page of huge documents in a row group of mostly short ones, which takes the memory it takes.
+    """
     place = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == text_field)
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
