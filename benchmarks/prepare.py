@@ -5,8 +5,8 @@
 Both start from the same plain text file with `<|endoftext|>` lines, use all cores, and end with a .bin of uint16 tokens
 on disk. The rounds are interleaved. The usual way is what nanoGPT's prepare.py does: tokenise each document in a
 `map` over worker processes, then copy the results out of the Arrow table in 1,024 contiguous shards. Whether both wrote
-the same tokens is checked first. Peak memory is that of our process, and of a second run over a corpus eight times the
-size, to show that it does not grow with the corpus.
+the same tokens is checked first. Peak memory is that of the command `oelm prepare` in a process of its own, and of a
+second one over a corpus eight times the size, to show that it does not grow with the corpus.
 """
 
 from __future__ import annotations
@@ -69,19 +69,21 @@ def by_oelm(text: Path, folder: Path) -> int:
     return int(sum(json.loads((prepared / "meta.json").read_text())["tokens"].values()))
 
 
-def peak_memory(text: Path, copies: int) -> float:
-    """Peak memory in MB of a process that prepares so many copies of the text."""
+def peak_memory(*arguments: str) -> float:
+    """Peak memory in MB of the command `oelm` with these arguments, all that it imports included."""
     program = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from oelm.data.prepare import prepare\n"
-        f"prepare('bench', [Path({str(text)!r})] * {copies}, data_dir=sys.argv[1])\n"
+        "import atexit, runpy\n"
         # Not ru_maxrss: a child inherits its parent's.
-        "print(next(l.split()[1] for l in open('/proc/self/status') if l.startswith('VmHWM')))\n"
+        "atexit.register(lambda: print(next(l.split()[1] for l in open('/proc/self/status') if 'VmHWM' in l)))\n"
+        "runpy.run_module('oelm', run_name='__main__', alter_sys=True)\n"
     )
+    result = subprocess.run([sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True, check=True)
+    return int(result.stdout.split()[-1]) / 1024
+
+
+def peak_of_preparing(text: Path, copies: int) -> float:
     with tempfile.TemporaryDirectory() as scratch:
-        result = subprocess.run([sys.executable, "-c", program, scratch], capture_output=True, text=True, check=True)
-    return int(result.stdout) / 1024
+        return peak_memory("prepare", "bench", "--data-dir", scratch, "--source", *[str(text)] * copies)
 
 
 def same_tokens(text: Path, scratch: Path) -> bool:
@@ -115,7 +117,7 @@ def main() -> None:
                 total = by_oelm(text, scratch) if way == "oelm" else by_map(text, scratch / "map.bin")
                 speeds[way].append(total / (time.perf_counter() - started))
                 print(f"round {round_number}: {way:<13} {speeds[way][-1]:>12,.0f} tokens/s", flush=True)
-        memory = {f"{copies} × the text": peak_memory(text, copies) for copies in (1, 8)}
+        memory = {f"{copies} × the text": peak_of_preparing(text, copies) for copies in (1, 8)}
         size = text.stat().st_size
     ratios = [ours / theirs for ours, theirs in zip(speeds["oelm"], speeds["datasets.map"], strict=True)]
     result = {

@@ -28,12 +28,12 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def encoded(kind: str) -> bytes:
+def encoded(kind: str, documents: list[str] = DOCUMENTS) -> bytes:
     if kind == ".txt":
-        return "<|endoftext|>\n".join(DOCUMENTS).encode()
+        return "<|endoftext|>\n".join(documents).encode()
     if kind == ".jsonl":
-        return "\n".join(json.dumps({"text": text, "n": 1}) for text in DOCUMENTS).encode()
-    return parquet(pa.array(DOCUMENTS))
+        return "\n".join(json.dumps({"text": text, "n": 1}) for text in documents).encode()
+    return parquet(pa.array(documents))
 
 
 def parquet(text: pa.Array) -> bytes:
@@ -74,13 +74,47 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
     assert read(tmp_path) == ["one", "two"]
 
 
-def test_a_long_text_without_separators_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("text", ["word " * 500 + "\n", "a line\n" * 500])
+@pytest.mark.parametrize("kind", corpora.FORMATS)
+def test_a_long_document_comes_in_pieces(tmp_path: Path, kind: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpora, "LONGEST_PIECE", 100)
-    path = tmp_path / "long.txt"
-    path.write_text("word " * 500)
-    pieces = read(path)
-    assert "".join(pieces) == "word " * 500
-    assert max(map(len, pieces)) <= 200
+    path = tmp_path / f"long{kind}"
+    path.write_bytes(encoded(kind, [text, "short\n"]))
+    *pieces, last = corpora.in_pieces(read(path))
+    assert "".join(pieces) == text
+    assert max(map(len, pieces)) <= 100
+    assert last == "short\n"
+
+
+@pytest.mark.parametrize("kind", [".txt", ".jsonl"])
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, kind: str) -> None:
+    (tmp_path / f"a{kind}").write_bytes(b"\xef\xbb\xbf" + encoded(kind))
+    assert read(tmp_path / f"a{kind}") == DOCUMENTS
+
+
+def test_a_line_of_json_too_long_to_be_parsed_in_bounded_memory_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(encoded(".jsonl", ["short", "x" * 100]))
+    monkeypatch.setattr(corpora, "LONGEST_LINE", 100)
+    with pytest.raises(UserError, match=r"a\.jsonl, line 2: longer than 100 characters; make several documents of it"):
+        read(path)
+
+
+def test_a_parquet_file_that_can_only_be_read_in_one_piece_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pa.table({"n": range(40), "text": [f"{i}" * 1000 for i in range(40)]})
+    path = tmp_path / "a.parquet"
+    pq.write_table(table, path)
+    monkeypatch.setattr(corpora, "LARGEST_PAGE", 50_000)
+    with pytest.raises(
+        UserError, match=r"row group 0 holds .* in 40 documents.*\(pyarrow: row_group_size=(\d+)\)"
+    ) as said:
+        read(path)
+    pq.write_table(table, path, row_group_size=int(str(said.value).rstrip(")").split("=")[-1]))
+    assert read(path) == table["text"].to_pylist()
 
 
 def test_wikitext_lines_become_articles_again() -> None:
@@ -98,6 +132,14 @@ def test_a_file_cut_short_is_named(tmp_path: Path, compression: str) -> None:
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match=r"cut\.txt.* is damaged or cut short"):
         read(path)
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    content = bytearray(gzip.compress(b"some text " * 1000))
+    content[10:18] = b"\xff" * 8
+    (tmp_path / "a.txt.gz").write_bytes(content)
+    with pytest.raises(UserError, match=r"a\.txt\.gz is damaged or cut short"):
+        read(tmp_path / "a.txt.gz")
 
 
 @pytest.mark.parametrize(

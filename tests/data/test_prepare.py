@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -174,7 +175,10 @@ def test_interrupted_it_leaves_nothing_that_looks_finished(tmp_path: Path, numbe
         ({"name": "tinystory"}, "did you mean tinystories"),
         ({"name": "a/b", "source": ["x.txt"]}, "must be a plain folder name"),
         ({"name": "storybook", "val_fraction": 0.6, "test_fraction": 0.4}, "must leave something to train on"),
-        ({"name": "storybook", "max_tokens": 0}, "--max-tokens 0 must be at least 1"),
+        ({"name": "storybook", "max_tokens": 0}, "--max-tokens 0 must be a whole number, at least 1"),
+        ({"name": "storybook", "max_tokens": "9"}, "--max-tokens '9' must be a whole number"),
+        ({"name": "storybook", "val_fraction": "0.1"}, "--val-fraction '0.1' must be a number"),
+        ({"name": "storybook", "test_fraction": []}, r"--test-fraction \[\] must be a number"),
         ({"name": "storybook", "val_fraction": math.nan}, "--val-fraction nan and .* must leave something"),
         ({"name": "storybook", "source": ["x.txt"]}, "storybook is a corpus of its own; choose another name"),
     ],
@@ -195,15 +199,74 @@ def test_only_a_prepared_corpus_is_ever_replaced(tmp_path: Path) -> None:
     inside = write_corpus(folder, [f"text {i}" for i in range(300)])
     with pytest.raises(UserError, match="lie in each other"):
         prepare("mine", [inside], data_dir=tmp_path, overwrite=True)
+    with pytest.raises(
+        UserError, match=r"mine/text\.jsonl is no part of the corpus that --overwrite replaces; move it"
+    ):
+        prepare("mine", [source], data_dir=tmp_path, overwrite=True)
     assert (precious / "thesis.txt").read_text() == "years of work"
     assert inside.exists()
 
 
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+def change(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-2] + b"\x01\x00")
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("train.bin", Path.unlink),
+        ("train.bin", cut),
+        ("val.bin", change),
+        ("test.bin", Path.unlink),
+        ("meta.json", cut),
+    ],
+)
+def test_a_damaged_corpus_is_not_called_done_and_overwrite_mends_it(
+    tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    source = write_corpus(tmp_path, [f"text {i}" for i in range(300)])
+    folder = prepare("mine", [source], data_dir=tmp_path)
+    whole = (folder / name).read_bytes()
+    damage(folder / name)
+    with pytest.raises(UserError, match=rf"{name} .*again with --overwrite"):
+        prepare("mine", [source], data_dir=tmp_path)
+    prepare("mine", [source], data_dir=tmp_path, overwrite=True)
+    assert (folder / name).read_bytes() == whole
+    prepare("mine", [source], data_dir=tmp_path)
+
+
+def test_a_corpus_without_its_tokenizer_is_not_called_done(storybook: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(storybook, tmp_path / "storybook"))
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"tokenizer\.json cannot be read .*again with --overwrite"):
+        prepare("storybook", data_dir=tmp_path)
+    prepare("storybook", data_dir=tmp_path, overwrite=True)
+    assert (folder / "tokenizer.json").read_bytes() == (storybook / "tokenizer.json").read_bytes()
+
+
+def test_what_killed_processes_left_is_cleared_away_even_when_there_is_nothing_to_do(tmp_path: Path) -> None:
+    source, data = write_corpus(tmp_path, [f"text {i}" for i in range(300)]), tmp_path / "data"
+    prepare("mine", [source], data_dir=data, test_fraction=0)
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    for name in (f".mine.unfinished-{dead.pid}", f".mine.replaced-{dead.pid}", f".mine.unfinished-{os.getppid()}"):
+        (data / name).mkdir()
+    prepare("mine", [source], data_dir=data, test_fraction=0)
+    assert {path.name for path in data.iterdir()} == {"mine", f".mine.unfinished-{os.getppid()}"}
+
+
 def test_too_few_documents_for_the_splits_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="fell into val: give more documents, or raise --val-fraction"):
-        prepare("mine", [write_corpus(tmp_path, ["just one"])], data_dir=tmp_path)
+        prepare("mine", [write_corpus(tmp_path, ["the same"] * 30)], data_dir=tmp_path)
     with pytest.raises(UserError, match="fell into train: give more documents, or lower --val-fraction"):
-        prepare("mine", [write_corpus(tmp_path, ["just one"])], data_dir=tmp_path, val_fraction=0.97)
+        prepare("mine", [write_corpus(tmp_path, ["the same"] * 30)], data_dir=tmp_path, val_fraction=0.97)
+    for fraction in (0.02, 0.97):
+        with pytest.raises(UserError, match=r"too few documents \(1\) .*: give more documents; .*<\|endoftext\|>"):
+            prepare("mine", [write_corpus(tmp_path, ["just one"])], data_dir=tmp_path, val_fraction=fraction)
     with pytest.raises(UserError, match="has no text in it"):
         prepare("mine", [write_corpus(tmp_path, [" "])], data_dir=tmp_path)
     assert not (tmp_path / "mine").exists()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oelm.data import storybook
+from oelm.data import storybook, tokenizer
 from oelm.data.tokenizer import Gpt2Bpe, SmallBpe, open_tokenizer
 from oelm.errors import UserError
 
@@ -19,9 +19,24 @@ def test_gpt2_gives_the_published_numbers() -> None:
         assert Gpt2Bpe().encode(text).tolist() == tokens
 
 
+@given(st.lists(st.text(min_size=1, max_size=4), min_size=3, max_size=30), st.sampled_from([" ", "\n", "\n\n", " \t"]))
+def test_a_long_text_encoded_in_parts_has_the_tokens_of_the_whole(words: list[str], between: str) -> None:
+    text = between.join(f"x{word}x" for word in words)
+    encoding = tokenizer.gpt2_encoding()
+    parts = list(tokenizer._parts(text, 60))
+    assert "".join(parts) == text
+    if between in " \n":  # there is a break in every part
+        assert [token for part in parts for token in encoding.encode_ordinary(part)] == encoding.encode_ordinary(text)
+
+
+@pytest.mark.parametrize("run", [" ", "\n", "a", "文"])
+def test_a_run_of_millions_of_like_characters_is_encoded(run: str) -> None:
+    text = f"before{run * 1_200_000}after"
+    assert Gpt2Bpe().decode(Gpt2Bpe().encode(text).tolist()) == text
+
+
 def test_special_tokens_in_a_text_are_ordinary_characters() -> None:
-    tokenizer = Gpt2Bpe()
-    assert tokenizer.end_of_text not in tokenizer.encode("a <|endoftext|> b").tolist()
+    assert Gpt2Bpe.end_of_text not in Gpt2Bpe().encode("a <|endoftext|> b").tolist()
 
 
 def test_a_lone_surrogate_does_not_stop_a_corpus() -> None:
@@ -30,8 +45,7 @@ def test_a_lone_surrogate_does_not_stop_a_corpus() -> None:
 
 @given(st.text())
 def test_gpt2_gives_every_text_back(text: str) -> None:
-    tokenizer = Gpt2Bpe()
-    assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
+    assert Gpt2Bpe().decode(Gpt2Bpe().encode(text).tolist()) == text
 
 
 def test_the_small_bpe_is_kept_with_its_corpus_and_gives_texts_back(tmp_path: Path) -> None:
@@ -49,7 +63,11 @@ def test_an_unknown_tokenizer_is_refused(tmp_path: Path) -> None:
         open_tokenizer("gpt5", tmp_path)
 
 
-def test_a_damaged_tokenizer_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(UserError, match=r"tokenizer\.json cannot be read"):
+@pytest.mark.parametrize("content", [None, "{"])
+def test_a_missing_or_damaged_tokenizer_file_is_named_with_where_to_get_it(tmp_path: Path, content: str | None) -> None:
+    if content:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(
+        UserError, match=r"tokenizer\.json cannot be read .*again with --overwrite; in a run folder: copy"
+    ):
         open_tokenizer("small-bpe", tmp_path)

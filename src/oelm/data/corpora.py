@@ -1,7 +1,7 @@
 """Where text comes from: hub datasets, anyone's own files, and the built-in storybook.
 
-A corpus is an iterator over documents. Nothing here holds more than one document, or one batch of a parquet file,
-in memory.
+A corpus is an iterator over documents. Nothing here holds more in memory than a piece of a plain text, a line of JSON,
+or a page of a parquet file; those are as long as their writer made them, so the very long ones are refused.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
+import itertools
 import json
 import lzma
 import re
 import shutil
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +26,11 @@ from oelm.errors import UserError
 
 Documents = Iterator[str]
 
-LONGEST_PIECE = 4_000_000  # characters; a plain text without separators is cut there, to bound memory
+LONGEST_PIECE = 4_000_000  # characters; a longer document becomes several, to bound memory
+LONGEST_LINE = 32_000_000  # characters of a line of JSON, which can take 20 bytes each to parse
+LARGEST_PAGE = 128_000_000  # bytes of text in a parquet page, which is held unpacked and packed
+ROWS_PER_PAGE = 1024  # that pyarrow writes, whatever their length, before it looks at the page's size
+ROWS_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,14 @@ HUB = {
 }
 NAMES = ("storybook", *HUB)
 
+
+def in_pieces(documents: Iterable[str]) -> Documents:
+    """The documents, each that is longer than LONGEST_PIECE as several."""
+    for document in documents:
+        for start in range(0, len(document), LONGEST_PIECE):
+            yield document[start : start + LONGEST_PIECE]
+
+
 FORMATS = (".txt", ".jsonl", ".parquet")
 COMPRESSIONS = ("", ".xz", ".gz", ".zst")
 SUFFIXES = tuple(kind + compression for kind in FORMATS for compression in COMPRESSIONS)
@@ -111,7 +125,7 @@ def read_files(files: Iterable[Path], text_field: str = "text") -> Documents:
     for path in files:
         try:
             yield from _read_file(path, text_field)
-        except (EOFError, lzma.LZMAError, UnicodeDecodeError, pa.ArrowException) as error:
+        except (EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
             raise _damaged(path, error) from None
         except OSError as error:
             if error.errno:  # the system's word, such as "permission denied"
@@ -129,7 +143,7 @@ def _read_file(path: Path, text_field: str) -> Documents:
         if kind == ".parquet":
             yield from _parquet(path, stream, text_field)
         else:
-            lines = io.TextIOWrapper(stream, encoding="utf-8")
+            lines = io.TextIOWrapper(stream, encoding="utf-8-sig")  # with or without a mark at its start
             try:
                 yield from _plain(lines) if kind == ".txt" else _jsonl(path, lines, text_field)
             except UnicodeDecodeError:
@@ -169,17 +183,25 @@ def _plain(lines: IO[str]) -> Documents:
     size = 0
     while line := lines.readline(LONGEST_PIECE):
         ends = line.rstrip("\r\n") == END_OF_TEXT
+        if ends or size + len(line) > LONGEST_PIECE:
+            yield "".join(document)
+            document, size = [], 0
         if not ends:
             document.append(line)
             size += len(line)
-        if ends or size > LONGEST_PIECE:
-            yield "".join(document)
-            document, size = [], 0
     yield "".join(document)
 
 
-def _jsonl(path: Path, lines: Iterable[str], text_field: str) -> Documents:
-    for number, line in enumerate(lines, start=1):
+def _jsonl(path: Path, lines: IO[str], text_field: str) -> Documents:
+    for number in itertools.count(1):
+        line = lines.readline(LONGEST_LINE + 1)
+        if not line:
+            return
+        if len(line) > LONGEST_LINE:
+            raise UserError(
+                f"{path}, line {number}: longer than {LONGEST_LINE:,} characters; make several documents of it, or "
+                f"give it as .txt, which may have any length"
+            )
         if not line.strip():
             continue
         try:
@@ -205,10 +227,29 @@ def _parquet(path: Path, stream: IO[bytes], text_field: str) -> Documents:
         kind = table.schema_arrow.field(table.schema_arrow.names.index(text_field)).type
         if not _is_text(kind):
             raise UserError(f"{path}: the column {text_field!r} (--text-field) holds {kind}, not text")
-        for batch in table.iter_batches(batch_size=256, columns=[text_field]):
-            for text in batch.column(0).to_pylist():
-                if text is not None:
-                    yield text
+        _refuse_large_pages(path, table.metadata, text_field)
+        for batch in table.iter_batches(batch_size=ROWS_AT_ONCE, columns=[text_field]):
+            for text in batch.column(0):
+                if text.is_valid:
+                    yield text.as_py()
+
+
+def _refuse_large_pages(path: Path, metadata: Any, text_field: str) -> None:
+    """A page is read whole. How large one is stands only in itself; here it is judged by its row group's average.
+
+    That overlooks a page of huge documents in a row group of mostly short ones, which takes the memory it takes.
+    """
+    place = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == text_field)
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        size = group.column(place).total_uncompressed_size
+        page = size * min(1, ROWS_PER_PAGE / max(group.num_rows, 1))
+        if page > LARGEST_PAGE:
+            rows = max(1, LARGEST_PAGE // 4 * group.num_rows // size)
+            raise UserError(
+                f"{path}: row group {number} holds {size / 1e6:,.0f} MB of text in {group.num_rows:,} documents, too "
+                f"large to be read in parts; write the file again with smaller ones (pyarrow: row_group_size={rows})"
+            )
 
 
 def _is_text(kind: Any) -> bool:

@@ -88,8 +88,8 @@ CONTENT: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def is_corpus(folder: Path) -> bool:
-    """Whether a folder looks like a prepared corpus; what is in it is another matter."""
-    return (folder / META_FILE).exists() and (folder / "train.bin").exists()
+    """Whether a folder says that it is a prepared corpus; whether it is whole is another matter."""
+    return (folder / META_FILE).exists()
 
 
 def _missing(folder: Path) -> UserError:

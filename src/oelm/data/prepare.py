@@ -8,7 +8,7 @@ duplicates stay on one side. The folder appears under its name only when it is c
 from __future__ import annotations
 
 import hashlib
-import itertools
+import numbers
 import os
 import re
 import shutil
@@ -24,12 +24,18 @@ from typing import Any
 import numpy as np
 
 from oelm.data import corpora, storybook
-from oelm.data.meta import SPLITS, Meta, is_corpus
-from oelm.data.tokenizer import Gpt2Bpe, SmallBpe, TokenArray, Tokenizer
+from oelm.data.batches import HASH_CACHE, Corpus, verify
+from oelm.data.meta import META_FILE, SPLITS, Meta, is_corpus
+from oelm.data.tokenizer import END_OF_TEXT, TOKENIZER_FILE, Gpt2Bpe, SmallBpe, TokenArray, Tokenizer
 from oelm.errors import UserError, known
 from oelm.processes import alive
 
-CHUNK_CHARACTERS = 500_000
+# Characters that are encoded, or wait for it or for their turn to be written, however many cores there are: at worst,
+# encoding takes 160 bytes of memory for each.
+IN_FLIGHT = 2_000_000
+TOO_FEW = 20  # documents; no choice of fractions makes good splits of fewer
+CORPUS_FILES = {META_FILE, TOKENIZER_FILE, HASH_CACHE, *(f"{split}.bin" for split in SPLITS)}
+THREADS = os.cpu_count() or 1
 STORYBOOK_STORIES = 12_000
 STORYBOOK_VOCAB = 1024
 
@@ -99,11 +105,12 @@ def prepare(
     """Prepares a corpus and returns its folder; a folder that is already what was asked for is left as it is."""
     request = _request(name, tuple(map(str, source)), val_fraction, test_fraction, max_tokens, text_field)
     folder = Path(data_dir) / name
-    _Scratch.restore(folder)
+    _Scratch.tidy(folder)
     if folder.exists():
         _refuse_to_replace(folder, request)
         if not overwrite:
             return _existing(folder, request)
+        _refuse_to_lose(folder)
     origin = request.describe()  # before it is read: text that changes meanwhile is noticed when asked again
     with _Scratch(folder) as scratch:
         documents, tokenizer = _open_corpus(request)
@@ -133,13 +140,20 @@ def _request(
     if not name or "/" in name or "\0" in name or name.startswith("."):
         raise UserError(f"corpus name {name!r} must be a plain folder name")
     defaults = corpora.HUB.get(name, Preparation(name))
-    val = defaults.val_fraction if val_fraction is None else val_fraction
-    test = defaults.test_fraction if test_fraction is None else test_fraction
+    val = _number("--val-fraction", defaults.val_fraction if val_fraction is None else val_fraction)
+    test = _number("--test-fraction", defaults.test_fraction if test_fraction is None else test_fraction)
     if not (0 < val < 1 and 0 <= test < 1 and val + test < 1):
         raise UserError(f"--val-fraction {val:g} and --test-fraction {test:g} must leave something to train on")
-    if max_tokens is not None and max_tokens < 1:
-        raise UserError(f"--max-tokens {max_tokens} must be at least 1")
+    if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+        raise UserError(f"--max-tokens {max_tokens!r} must be a whole number, at least 1")
     return Preparation(name, source, val, test, max_tokens, text_field)
+
+
+def _number(flag: str, value: Any) -> float:
+    """A number as such; what comes from Python may be anything."""
+    if not isinstance(value, numbers.Real):
+        raise UserError(f"{flag} {value!r} must be a number")
+    return float(value)
 
 
 def _refuse_to_replace(folder: Path, request: Preparation) -> None:
@@ -151,6 +165,13 @@ def _refuse_to_replace(folder: Path, request: Preparation) -> None:
             raise UserError(f"--source {source} and {folder} lie in each other; move the source or choose another name")
 
 
+def _refuse_to_lose(folder: Path) -> None:
+    """What others have put into a corpus's folder would vanish with it."""
+    foreign = sorted({path.name for path in folder.iterdir()} - CORPUS_FILES)
+    if foreign:
+        raise UserError(f"{folder / foreign[0]} is no part of the corpus that --overwrite replaces; move it away first")
+
+
 def _existing(folder: Path, request: Preparation) -> Path:
     meta, wanted = Meta.read(folder), request.describe()
     if meta.settings != wanted["settings"]:
@@ -158,8 +179,16 @@ def _existing(folder: Path, request: Preparation) -> Path:
     elif _text(meta.source) != _text(wanted["source"]):
         difference = "from other text"
     else:
+        _check_whole(folder, meta)
         return folder
     raise UserError(f"{folder} was prepared {difference}; pass --overwrite to replace it, or choose another name")
+
+
+def _check_whole(folder: Path, meta: Meta) -> None:
+    for split in SPLITS:
+        verify(Corpus(folder, meta), split)
+    if meta.tokenizer == SmallBpe.name:
+        SmallBpe.load(folder)
 
 
 def _text(source: Any) -> Any:
@@ -205,7 +234,7 @@ def _write_all(
             for text in chunk
         ]
 
-    for chunk in _in_order(encode, _chunks(documents)):
+    for chunk in _in_order(encode, _chunks(corpora.in_pieces(documents))):
         too_long = _write_chunk(writer, chunk, tally, request.max_tokens)
         on_progress(tally)
         if too_long and not tally.documents:
@@ -236,7 +265,7 @@ def _chunks(documents: Iterator[str]) -> Iterator[list[str]]:
             continue
         chunk.append(document)
         size += len(document)
-        if size >= CHUNK_CHARACTERS:
+        if size >= IN_FLIGHT // (4 * THREADS):
             yield chunk
             chunk, size = [], 0
     if chunk:
@@ -244,17 +273,17 @@ def _chunks(documents: Iterator[str]) -> Iterator[list[str]]:
 
 
 def _in_order(encode: Callable[[list[str]], Encoded], chunks: Iterator[list[str]]) -> Iterator[Encoded]:
-    """Encodes on all cores, a bounded number of chunks ahead, and hands the results out in order."""
-    threads = os.cpu_count() or 1
-    pending: deque[Future[Encoded]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
+    """Encodes on all cores, a bounded number of characters ahead, and hands the results out in order."""
+    pending: deque[tuple[int, Future[Encoded]]] = deque()
+    with ThreadPoolExecutor(THREADS) as pool:
         try:
-            for chunk in itertools.islice(chunks, 2 * threads):
-                pending.append(pool.submit(encode, chunk))
+            for chunk in chunks:
+                size = sum(map(len, chunk))
+                while pending and size + sum(waiting for waiting, _ in pending) > IN_FLIGHT:
+                    yield pending.popleft()[1].result()
+                pending.append((size, pool.submit(encode, chunk)))
             while pending:
-                yield pending.popleft().result()
-                for chunk in itertools.islice(chunks, 1):
-                    pending.append(pool.submit(encode, chunk))
+                yield pending.popleft()[1].result()
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -263,7 +292,7 @@ class _Scratch:
     """A hidden folder that becomes `target` when its block ends well, and vanishes when it does not.
 
     A folder cannot take another's place in one stroke: what is replaced is put aside under a hidden name first. Whoever
-    is killed at that point leaves no `target`; restore() puts the old one back.
+    is killed at that point leaves no `target`; tidy() puts the old one back.
     """
 
     def __init__(self, target: Path) -> None:
@@ -272,10 +301,7 @@ class _Scratch:
         self._replaced = target.with_name(f".{target.name}.replaced-{os.getpid()}")
 
     def __enter__(self) -> Path:
-        self._target.parent.mkdir(parents=True, exist_ok=True)
-        for path in (*self._left_over(self._target, "unfinished"), *self._left_over(self._target, "replaced")):
-            shutil.rmtree(path)
-        self._scratch.mkdir()
+        self._scratch.mkdir(parents=True)
         return self._scratch
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
@@ -291,11 +317,13 @@ class _Scratch:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     @classmethod
-    def restore(cls, target: Path) -> None:
-        """Puts back what a process was replacing when it was killed."""
+    def tidy(cls, target: Path) -> None:
+        """Puts back what a process was replacing when it was killed, and clears away what else such ones have left."""
         replaced = cls._left_over(target, "replaced")
         if replaced and not target.exists():
-            replaced[0].rename(target)
+            replaced.pop().rename(target)
+        for path in (*replaced, *cls._left_over(target, "unfinished")):
+            shutil.rmtree(path, ignore_errors=True)
 
     @staticmethod
     def _left_over(target: Path, kind: str) -> list[Path]:
@@ -325,7 +353,8 @@ class _Writer:
             file.close()
 
     def write(self, split: str, tokens: TokenArray) -> None:
-        content = np.append(tokens, self.tokenizer.end_of_text).astype(self.dtype).tobytes()
+        end = np.array([self.tokenizer.end_of_text], self.dtype)
+        content = np.concatenate([tokens, end], dtype=self.dtype, casting="unsafe").tobytes()
         self._files[split].write(content)
         self._hashes[split].update(content)
         self.tokens[split] += len(tokens) + 1
@@ -349,9 +378,14 @@ def _check_complete(writer: _Writer, request: Preparation) -> None:
         raise UserError(f"corpus {request.name} has no text in it")
     more = "give more documents" + ("" if request.max_tokens is None else ", raise --max-tokens")
     needed = ("train", "val", "test") if request.test_fraction else ("train", "val")
-    for split in needed:
-        if not writer.documents[split]:
-            raise UserError(
-                f"none of the {total} documents of {request.name} fell into {split}: "
-                f"{more}, or {'lower --val' if split == 'train' else f'raise --{split}'}-fraction"
-            )
+    empty = next((split for split in needed if not writer.documents[split]), None)
+    if empty and total < TOO_FEW:
+        raise UserError(
+            f"corpus {request.name} has too few documents ({total}) for {', '.join(needed)}: {more}; in a .txt file, "
+            f"a line with {END_OF_TEXT} separates two"
+        )
+    if empty:
+        raise UserError(
+            f"none of the {total} documents of {request.name} fell into {empty}: "
+            f"{more}, or {'lower --val' if empty == 'train' else f'raise --{empty}'}-fraction"
+        )

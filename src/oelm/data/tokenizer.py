@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,6 +27,10 @@ GPT2_VOCAB = 50257
 TOKENIZER_FILE = "tokenizer.json"
 
 TokenArray = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+
+# Characters that tiktoken is given at once: a million spaces in a row overflow its regex, and a run of letters without
+# a break takes it 40 bytes of memory per byte.
+LONGEST_PART = 500_000
 
 
 class Tokenizer(Protocol):
@@ -50,13 +55,35 @@ class Gpt2Bpe:
 
     def encode(self, text: str) -> TokenArray:
         try:
-            return self._encoding.encode_to_numpy(text, disallowed_special=())
+            return self._encode(text)
         except UnicodeEncodeError:  # lone surrogates, which JSON allows, become U+FFFD
-            whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            return self._encoding.encode_to_numpy(whole, disallowed_special=())
+            return self._encode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+
+    def _encode(self, text: str) -> TokenArray:
+        return np.concatenate(
+            [self._encoding.encode_to_numpy(part, disallowed_special=()) for part in _parts(text, LONGEST_PART)]
+        )
 
     def decode(self, tokens: list[int]) -> str:
         return self._encoding.decode(tokens)
+
+
+_TO_LAST_BREAK = re.compile(r"(?s:.+)(?<=\S)[ \n](?=\S)")
+
+
+def _parts(text: str, longest: int) -> Iterator[str]:
+    """A text in parts whose tokens, one after the other, are those of the whole.
+
+    It is cut before a single space or newline, where GPT-2's pattern always begins a new match. Only a stretch of
+    `longest` characters that has none is cut at its end, which may cost a token or two.
+    """
+    start = 0
+    while len(text) - start > longest:
+        to_break = _TO_LAST_BREAK.match(text, start, start + longest)
+        end = to_break.end() - 1 if to_break else start + longest
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 class SmallBpe:
@@ -97,7 +124,10 @@ class SmallBpe:
         try:
             return cls(tokenizers.Tokenizer.from_file(str(path)))
         except Exception as error:  # the library raises bare Exception
-            raise UserError(f"{path} cannot be read as a tokenizer ({error}); prepare the corpus again") from None
+            raise UserError(
+                f"{path} cannot be read as a tokenizer ({error}); in a corpus: prepare it again with --overwrite; "
+                f"in a run folder: copy the {TOKENIZER_FILE} of the corpus it was trained on"
+            ) from None
 
     def save(self, folder: Path) -> None:
         self._inner.save(str(folder / TOKENIZER_FILE))

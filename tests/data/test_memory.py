@@ -1,0 +1,43 @@
+"""Preparation stays below 1 GB of memory, however long the documents."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from benchmarks.prepare import peak_memory
+
+from oelm.data import corpora
+
+
+def large_documents(folder: Path) -> Path:
+    """As much text as may stand in one page, in documents of megabytes."""
+    size = 3_000_000
+    words = "".join(f"w{i * 7919 % 1_000_003} " for i in range(size // 7))[:size]
+    path = folder / "large.parquet"
+    pq.write_table(pa.table({"text": [words] * (corpora.LARGEST_PAGE // size - 1)}), path, use_dictionary=False)
+    return path
+
+
+def a_long_line(folder: Path) -> Path:
+    """As long as may be, all of it in escapes, which take the most memory to parse."""
+    path = folder / "long.jsonl"
+    path.write_text('{"text": "' + "\\u6587" * (corpora.LONGEST_LINE // 6 - 10) + '"}\n')
+    return path
+
+
+def one_endless_word(folder: Path) -> Path:
+    path = folder / "endless.txt"
+    path.write_text("文" * 10_000_000)
+    return path
+
+
+@pytest.mark.parametrize("corpus", [large_documents, a_long_line, one_endless_word])
+def test_memory_is_bounded(tmp_path: Path, corpus: Callable[[Path], Path]) -> None:
+    some = tmp_path / "some.txt"
+    some.write_text("<|endoftext|>\n".join(f"document {i}\n" for i in range(400)))
+    # The most is taken at the start; the rest is left out to save time.
+    flags = ("--data-dir", str(tmp_path), "--max-tokens", "5000000")
+    peak = peak_memory("prepare", "mine", *flags, "--source", str(some), str(corpus(tmp_path)))
+    assert peak < 1000, f"{peak:.0f} MB"
