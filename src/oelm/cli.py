@@ -161,7 +161,7 @@ def audit(runs: Positional[tuple[str, ...]]) -> None:
         raise RunFailedError(f"NOT frozen: {', '.join(changed)}")
 
 
-def bench(options: OmitArgPrefixes[Bench]) -> None:
+def bench(measurement: OmitArgPrefixes[Bench]) -> None:
     """Measure training steps: ours, and nanoGPT's and Hugging Face Trainer's beside them, in interleaved rounds.
 
     First it proves that all compute the same loss on one batch. The result file says what it was measured on.
@@ -169,9 +169,9 @@ def bench(options: OmitArgPrefixes[Bench]) -> None:
     from oelm import terminal
     from oelm.bench import bench as benchmark
 
-    result = benchmark.bench(options, say=print)
+    result = benchmark.bench(measurement, say=print)
     terminal.show_table(benchmark.HEADINGS, benchmark.cells(result))
-    print(f"kept in {options.path}")
+    print(f"kept in {measurement.path}")
 
 
 def demo(data_dir: str = "data", out_dir: str = "outputs/demo") -> None:

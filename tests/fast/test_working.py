@@ -18,6 +18,7 @@ from oelm.model.gpt import GPT
 from oelm.training.schedule import learning_rate
 from oelm.training.step import open_engine
 from oelm.training.world import World
+from tests.conftest import needs
 
 Tiny = Callable[..., RunConfig]
 VARIANTS = [
@@ -71,6 +72,19 @@ def test_it_trains_as_the_logical_model_does(tiny: Tiny, variant: str, settings:
     moments = working.flat.moments()
     assert moments.keys() == their_moments.keys()
     assert all(moments[name].shape == tensor.shape for name, tensor in their_moments.items())
+
+
+@pytest.mark.parametrize("variant", ["oelm_v2", "oelm_shuffle"])
+def test_compiled_as_the_graph_engine_does_it_gives_the_same_gradient(tiny: Tiny, variant: str) -> None:
+    needs("compiler")
+    config = tiny(vocab_size=61, model_type=variant).resolved(61)
+    inputs, targets, rows = map(torch.from_numpy, data_of(config).batch(0))
+    plain, compiled = (Working(GPT(config, config.seed), config, torch.float32) for _ in range(2))
+    compiled.trunk = torch.compile(compiled.trunk, dynamic=False, fullgraph=True)
+    losses = [working.gradients(inputs, targets, rows, 1.0, False) for working in (plain, compiled)]
+    torch.testing.assert_close(losses[1], losses[0])
+    for ours, theirs in zip(compiled.gradient, plain.gradient, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_a_frozen_matrix_is_in_no_group_and_does_not_move(tiny: Tiny) -> None:
