@@ -1,0 +1,66 @@
+"""All that docs/performance.md is to be made of, measured: python -m benchmarks.performance DATA --nanogpt CHECKOUT
+
+Each point is one `oelm bench`, in a process of its own so that nothing is left over from the one before, and has a
+result file of its own under benchmarks/results/performance. Points that are there already are not measured again.
+
+    main      8 × 512 and 64 × 512: our variants and the peers
+    engines   the same model by the engines graph, compile and eager
+    batches   step time against batch size, for ours and the peers
+    lengths   sequence lengths 256 … 4096 at 16,384 tokens a step: baseline, frozen and projection-free
+    widths    widths 256 … 1536: the same variants
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from dataclasses import replace
+
+from benchmarks.results import RESULTS
+from oelm.bench.options import Bench
+
+FOLDER = RESULTS / "performance"
+PROGRAM = """from oelm.bench.bench import bench
+from oelm.bench.options import Bench
+bench({}, say=print)"""
+
+
+def points(peers: Bench) -> dict[str, dict[str, Bench]]:
+    """What is measured, by part and name."""
+    ours = replace(peers, nanogpt=None, huggingface=False)
+    freezing = replace(ours, variants=("baseline", "oelm_v2", "identity_q", "oelm_shuffle"))
+    engines = replace(ours, variants=("baseline",), engines=("graph", "compile", "eager"))
+    main = replace(peers, variants=freezing.variants, rounds=7)
+    alone = replace(peers, variants=("baseline",))
+    return {
+        "main": {f"{batch}x512": replace(main, batch_size=batch) for batch in (8, 64)},
+        "engines": {f"{batch}x512": replace(engines, batch_size=batch) for batch in (8, 64)},
+        "batches": {f"{batch}x512": replace(alone, batch_size=batch) for batch in (1, 2, 4, 8, 16, 32, 64)},
+        "lengths": {
+            str(length): replace(freezing, batch_size=16_384 // length, seq_len=length)
+            for length in (256, 512, 1024, 2048, 4096)
+        },
+        "widths": {str(width): replace(freezing, d_model=width) for width in (256, 512, 768, 1024, 1536)},
+    }
+
+
+def main() -> None:
+    parts = list(points(Bench()))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", help="a folder that `oelm prepare` made of text in GPT-2's tokens")
+    parser.add_argument("--nanogpt", help="a checkout of nanoGPT")
+    parser.add_argument("--parts", nargs="+", default=parts, choices=parts)
+    options = parser.parse_args()
+    peers = Bench(data_path=options.data, nanogpt=options.nanogpt, huggingface=True)
+    for part in options.parts:
+        for name, point in points(peers)[part].items():
+            path = FOLDER / f"{part}-{name}.json"
+            if not path.exists():
+                print(f"{part} {name}", flush=True)
+                program = PROGRAM.format(replace(point, out=str(path)))
+                subprocess.run([sys.executable, "-c", program], check=True)
+
+
+if __name__ == "__main__":
+    main()
