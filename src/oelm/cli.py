@@ -280,6 +280,8 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _explain(error: BaseException) -> int:
     """Says what went wrong and returns the exit code. What we have no line for, such as a bug of ours, is raised."""
+    if not _speaks() and "closed by peer" in str(error):  # the first process has left, and says why
+        return 1
     code, message = _judge(error)
     if message and _speaks():
         print(f"oelm: {message}", file=sys.stderr)

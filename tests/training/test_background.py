@@ -63,12 +63,13 @@ def test_checking_does_not_wait(background: Background) -> None:
     background.wait()
 
 
-def test_a_failed_job_is_made_up_for_by_the_next(background: Background) -> None:
+def test_after_a_failed_job_the_next_is_done_before_the_failure_is_raised(background: Background) -> None:
     background.write({}, fail)
     done: list[int] = []
-    background.write({}, lambda _: done.append(1))
-    background.wait()
+    with pytest.raises(OSError, match="disk full"):
+        background.write({}, lambda _: done.append(1))
     assert done == [1]
+    background.wait()
 
 
 def test_two_failures_are_an_error_at_once(background: Background) -> None:

@@ -174,3 +174,10 @@ def test_a_checkpoint_may_be_damaged_again(tiny: Tiny) -> None:
         fit(tiny())
         assert (folder.checkpoints / name).exists()
     assert folder.status()["state"] == "finished"
+
+
+def test_going_back_in_a_folder_without_a_run_is_refused_and_makes_none(tiny: Tiny, tmp_path: Path) -> None:
+    folder = fit(tiny())
+    with pytest.raises(UserError, match=r"there is no run in .* to go back in"):
+        fit(tiny(out_dir=str(tmp_path / "new"), resume=str(folder.checkpoints / "step-10")))
+    assert not (tmp_path / "new").exists()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 from oelm.config import RunConfig
@@ -142,6 +143,42 @@ def test_what_does_not_change_the_result_may_change_on_resume(tiny: Tiny, uninte
     final = RUN["max_steps"]
     ours = (folder.checkpoints / f"step-{final}" / "model.safetensors").read_bytes()
     assert ours == final_bytes(uninterrupted)["model.safetensors"]
+
+
+def test_a_stop_in_a_score_and_a_kill_after_it_leave_no_record_twice(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in the validation of step 10, whose checkpoint says that it is due; then gone right after it."""
+    fields = {"max_steps": 20, "log_interval": 5, "save_interval": 1000}
+    whole = fit(tiny(**fields, out_dir=str(tmp_path / "whole")))
+    config = tiny(**fields, out_dir=str(tmp_path / "stopped"))
+    folder = RunFolder(config.run_folder)
+
+    class GoneError(BaseException):
+        """As good as a kill: nothing is saved any more."""
+
+    def stop_in_score(engine: TorchEngine, inputs: Tensor, targets: Tensor) -> Tensor:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return torch.zeros(())
+
+    def die_at_12(engine: TorchEngine, step: int) -> None:
+        if step == 12:
+            raise GoneError
+        train(engine, step)
+
+    train = TorchEngine.step
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchEngine, "score", stop_in_score)
+        patch.setattr(TorchEngine, "scored_tokens", 32)
+        with pytest.raises(InterruptedRunError):
+            fit(config)
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchEngine, "step", die_at_12)
+        with pytest.raises(GoneError):
+            fit(config)
+    fit(config)
+    assert scores(folder) == scores(whole)
+    assert losses(folder) == losses(whole)
 
 
 def test_a_killed_run_reads_as_dead_and_a_live_one_as_running(tiny: Tiny) -> None:

@@ -22,15 +22,17 @@ class Background:
     def write(self, tensors: Mapping[str, Mapping[str, Tensor]], job: Callable[[dict[str, Tensors]], object]) -> None:
         """Calls job with the tensors as they are now, on the CPU; not before the job before it has ended.
 
-        Where that one failed, this one is waited for: if it succeeds, nothing is lost.
+        Where that one failed, this is raised, but not before this one has been done: as much as possible is saved.
         """
-        failed = self._pending is not None and self._pending.exception() is not None
+        before = self._pending
+        error = before.exception() if before is not None else None
         snapshot = {kind: {name: t.detach().clone() for name, t in some.items()} for kind, some in tensors.items()}
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
         self._pending = self._pool.submit(self._run, snapshot, job)
-        if failed:
+        if error is not None:
             self.wait()
+            raise error
 
     def check(self) -> None:
         """Raises what went wrong, if something has by now."""

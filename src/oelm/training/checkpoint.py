@@ -41,7 +41,8 @@ class DamagedError(Exception):
 def save(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: dict[str, Any]) -> Path:
     """Writes checkpoints/step-N, a file per entry of `tensors`, and makes it the last; only the newest two stay."""
     final = folder / f"step-{step}"
-    if final.exists():  # the run was resumed from it and has not moved since
+    if final.exists():  # of the same tensors; but what was due at the step may have been done since
+        write_json(final / "state.json", {"step": step, **state})
         return final
     scratch = folder / f".step-{step}.unfinished"
     folder.mkdir(exist_ok=True)

@@ -63,6 +63,8 @@ def opened(config: RunConfig, world: World, observer: Observer, command: list[st
     corpus = open_corpus(config.data_folder, config.vocab_size, config.seq_len)
     config = config.resolved(corpus.vocab_size)
     folder = RunFolder(config.run_folder)
+    if config.resume not in ("auto", "never") and not folder.exists():
+        raise UserError(f"--resume {config.resume}: there is no run in {folder.path} to go back in")
     with locked(folder) if world.leads else nullcontext():
         if world.leads:
             _check_identity(config, folder, corpus)

@@ -85,6 +85,8 @@ class Run:
             with self.clock.part("startup" if self.engine.name == "eager" else "compiling"):
                 seconds = self.engine.rehearse(self.step)
                 self.seconds_per_step = self.world.sum([seconds if self.world.leads else 0.0])[0]
+        # The same number for all processes, and for good: whoever asked at another step would wait for ever.
+        self.steps_between_questions = max(1, min(10, round(SECONDS_BETWEEN_QUESTIONS / (self.seconds_per_step or 1))))
         self._announce()
 
     def _claim(self, model: GPT) -> None:
@@ -112,7 +114,7 @@ class Run:
         if self.heart:
             self.heart.at(self.step)
             for lines in (self.folder.metrics, self.folder.evals):
-                cut_lines(lines, self.step)
+                cut_lines(lines, self.step - 1 if self.due else self.step)
             content = self.folder.manifest()
             content["sessions"].append(session(self.engine, self.command, self.step))
             write_whole(self.folder.path / "config.yaml", self.config.to_yaml())
@@ -274,8 +276,7 @@ class Run:
         """Whether to stop here. Several processes must stop after the same step, so they ask each other at times."""
         if self.world.size == 1:
             return self.stop_asked()
-        steps = max(1, min(10, round(SECONDS_BETWEEN_QUESTIONS / max(self.seconds_per_step, 1e-9))))
-        return self.step % steps == 0 and self.world.sum([float(self.stop_asked())])[0] > 0
+        return self.step % self.steps_between_questions == 0 and self.world.sum([float(self.stop_asked())])[0] > 0
 
     def _may_break_off(self) -> bool:
         """Whether to stop in the middle of a score; several processes, which could not agree on it, end it first."""
