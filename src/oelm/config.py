@@ -136,6 +136,11 @@ class RunConfig(Operation, Training, Model):
         return variants.parse(self.model_type)
 
     @property
+    def goes_back(self) -> bool:
+        """Whether the run is to go on from a checkpoint of the user's choice."""
+        return self.resume not in ("auto", "never")
+
+    @property
     def tokens_per_step(self) -> int:
         return self.batch_size * self.seq_len
 

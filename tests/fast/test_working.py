@@ -11,7 +11,6 @@ import torch.nn.functional as F
 
 from oelm.config import RunConfig
 from oelm.data.batches import Batches
-from oelm.fast.adamw import clipped_adamw
 from oelm.fast.loss import cross_entropy_, head_loss
 from oelm.fast.working import Working
 from oelm.model.gpt import GPT
@@ -19,6 +18,7 @@ from oelm.training.schedule import learning_rate
 from oelm.training.step import open_engine
 from oelm.training.world import World
 from tests.conftest import needs
+from tests.fast.reference import clipped_adamw
 
 Tiny = Callable[..., RunConfig]
 VARIANTS = [

@@ -92,28 +92,3 @@ class Flat:
 def corrections(updates: float, betas: tuple[float, float]) -> tuple[float, float]:
     """What makes up for moments that began at zero: the first moment's divisor, and that of the second's root."""
     return 1 - betas[0] ** updates, math.sqrt(1 - betas[1] ** updates)
-
-
-@torch.no_grad()
-def clipped_adamw(
-    flat: Flat, gradients: Sequence[Tensor], rate: float, betas: tuple[float, float], clip: float
-) -> Tensor:
-    """One update in place by a gradient per unit, clipped to a common norm, which is returned.
-
-    This is what the kernel for GPUs computes, in plain PyTorch.
-    """
-    flat.updates.add_(1)
-    first, second = corrections(flat.updates.item(), betas)
-    norm = torch.stack([gradient.float().square().sum() for gradient in gradients]).sum().sqrt()
-    scale = (clip / (norm + 1e-6)).clamp(max=1.0) if clip else torch.ones_like(norm)
-    buffers = (flat.weights, flat.exp_avg, flat.exp_avg_sq)
-    for unit, gradient, weight, exp_avg, exp_avg_sq in zip(
-        flat.units, gradients, *(flat.by_unit(buffer) for buffer in buffers), strict=True
-    ):
-        clipped = gradient.float() * scale
-        exp_avg.lerp_(clipped, 1 - betas[0])
-        exp_avg_sq.lerp_(clipped.square(), 1 - betas[1])
-        weight.mul_(1 - rate * unit.decay)
-        weight.addcdiv_(exp_avg, exp_avg_sq.sqrt() / second + EPSILON, value=-rate / first)
-    flat.refresh()
-    return norm

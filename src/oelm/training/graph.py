@@ -18,7 +18,7 @@ from torch import Tensor
 from oelm.config import RunConfig
 from oelm.data.batches import Ahead, Batches
 from oelm.fast.adamw import corrections
-from oelm.fast.kernels import FusedAdamW
+from oelm.fast.adamw_kernels import FusedAdamW
 from oelm.fast.working import Working
 from oelm.model.gpt import GPT
 from oelm.training.schedule import learning_rate

@@ -63,7 +63,7 @@ def opened(config: RunConfig, world: World, observer: Observer, command: list[st
     corpus = open_corpus(config.data_folder, config.vocab_size, config.seq_len)
     config = config.resolved(corpus.vocab_size)
     folder = RunFolder(config.run_folder)
-    if config.resume not in ("auto", "never") and not folder.exists():
+    if config.goes_back and not folder.exists():
         raise UserError(f"--resume {config.resume}: there is no run in {folder.path} to go back in")
     with locked(folder) if world.leads else nullcontext():
         if world.leads:

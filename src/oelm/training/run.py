@@ -63,8 +63,7 @@ class Run:
         self._since_log: list[tuple[float, float]] = []  # losses and gradient norms not yet in a line of metrics
 
     def finished_before(self) -> bool:
-        goes_back = self.config.resume not in ("auto", "never")
-        if goes_back or not self.folder.exists() or self.folder.status()["state"] != "finished":
+        if self.config.goes_back or not self.folder.exists() or self.folder.status()["state"] != "finished":
             return False
         self.say(f"{self.folder.path} is finished already: nothing to do")
         return True
@@ -77,7 +76,7 @@ class Run:
             self.engine = open_engine(model, self.config, self.world, self.batches)
             self._claim(model)
             path = self._choose_checkpoint(model) if self.world.leads else None
-            # Up to here, what cannot be done is refused, and the folder is as it was.
+            # Up to here, what cannot be done is refused, and the status of a run that was there stands.
             if self.world.leads:
                 self.heart = Heart(self.folder, self.config.max_steps)
             self._restore(model, path)
@@ -122,7 +121,7 @@ class Run:
 
     def _choose_checkpoint(self, model: GPT) -> Path | None:
         moments, frozen = self.engine.moments(), audit.hashes_at_freeze(self.folder)
-        if self.config.resume not in ("auto", "never"):
+        if self.config.goes_back:
             path = Path(self.config.resume).resolve()
             there = checkpoint.by_age(self.folder.checkpoints.resolve())
             if path not in there:
