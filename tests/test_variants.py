@@ -7,10 +7,15 @@ from hypothesis import strategies as st
 from oelm import variants
 from oelm.errors import UserError
 from oelm.model.orthogonal import DRAW
-from oelm.variants import Side, Variant
+from oelm.variants import Side, Variant, When
+
+TRAINED = When("trained")
 
 matrices = [source for source in variants.SOURCES if source not in variants.TENSORS]
-sides = st.builds(Side, source=st.sampled_from(matrices), trained=st.booleans())
+whens = st.sampled_from([When(), When("trained")])
+whens |= st.builds(When, kind=st.sampled_from(["freeze", "thaw"]), number=st.integers(1, 99), percent=st.booleans())
+whens |= st.builds(When, kind=st.just("every"), number=st.integers(2, 10**9))
+sides = st.builds(Side, source=st.sampled_from(matrices), when=whens)
 sides |= st.builds(Side, source=st.sampled_from(sorted(variants.TENSORS)))
 
 
@@ -20,16 +25,16 @@ def test_every_variant_survives_being_written_and_read(variant: Variant) -> None
 
 
 def test_names_stand_for_what_the_study_meant() -> None:
-    assert variants.parse("baseline") == Variant(Side("normal", True), Side("normal", True))
+    assert variants.parse("baseline") == Variant(Side("normal", TRAINED), Side("normal", TRAINED))
     assert variants.parse("oelm_v2") == Variant(Side("headwise"), Side("headwise"))
     assert variants.parse("oelm_random") == Variant(Side("normal"), Side("normal"))
     assert variants.parse("oelm_global") == Variant(Side("global"), Side("global"))
     assert variants.parse("oelm_matched") == Variant(Side("matched"), Side("matched"))
-    assert variants.parse("orthogonal_trainable") == Variant(Side("headwise", True), Side("headwise", True))
+    assert variants.parse("orthogonal_trainable") == Variant(Side("headwise", TRAINED), Side("headwise", TRAINED))
 
 
 def test_only_q_can_be_frozen() -> None:
-    assert variants.parse("q=headwise,k=normal+trained") == Variant(Side("headwise"), Side("normal", True))
+    assert variants.parse("q=headwise,k=normal+trained") == Variant(Side("headwise"), Side("normal", TRAINED))
 
 
 @pytest.mark.parametrize(
@@ -37,7 +42,13 @@ def test_only_q_can_be_frozen() -> None:
     [
         ("oelm_v3x", "did you mean oelm_v2"),
         ("headwise+lowrnk", "unknown part 'lowrnk'"),
-        ("headwise+trained+trained", "unknown part 'trained+trained'"),
+        ("headwise+trained+trained", "may be followed by one part, not 2"),
+        ("normal+freeze(0)", r"freeze\(0\) is out of range: from 1 to"),
+        ("normal+every(1)", "from 2 to"),
+        ("normal+thaw(100%)", "from 1 to 99"),
+        ("normal+every(50%)", "unknown part"),
+        ("normal+freeze", "unknown part"),
+        ("shuffle+thaw(3)", "shuffle is no matrix"),
         ("q=headwise", "names Q alone"),
         ("identity+trained", "identity is no matrix, so there is nothing to train in it"),
         ("", "unknown variant"),
@@ -68,3 +79,11 @@ def test_a_variant_has_one_name_however_it_is_written(text: str, name: str, titl
 
 def test_every_name_has_a_title() -> None:
     assert variants.TITLES.keys() == variants.NAMED.keys()
+
+
+def test_when_a_matrix_trains() -> None:
+    late, early, seldom = (variants.parse(f"normal+{part}").q.when for part in ("freeze(30%)", "thaw(7)", "every(3)"))
+    assert [late.trains(step, 10) for step in range(5)] == [True, True, True, False, False]
+    assert [early.trains(step, 10) for step in range(6, 8)] == [False, True]
+    assert [seldom.trains(step, 10) and not seldom.rests(step) for step in range(4)] == [True, False, False, True]
+    assert (late.at_birth, early.at_birth, seldom.at_birth) == (True, False, True)

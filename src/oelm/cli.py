@@ -143,19 +143,19 @@ def compare(runs: Positional[tuple[str, ...]], criterion: float = CRITERION) -> 
 
 
 def audit(runs: Positional[tuple[str, ...]]) -> None:
-    """Prove that frozen matrices stayed frozen: compare their bytes at birth, in every checkpoint and at the end.
+    """Prove that frozen matrices stayed frozen: compare their bytes when frozen, in every checkpoint and at the end.
 
     Args:
         runs: Run folders, or folders with run folders below them.
     """
     from oelm import terminal
     from oelm.analysis.compare import find_runs
-    from oelm.training.audit import findings, hashes_at_freeze
+    from oelm.training.audit import findings, frozen_now
 
     changed = [
         str(folder.path)
         for folder in find_runs(runs)
-        if not terminal.show_audit(str(folder.path), findings(folder), frozen=len(hashes_at_freeze(folder)))
+        if not terminal.show_audit(str(folder.path), findings(folder), frozen_now(folder))
     ]
     if changed:
         raise RunFailedError(f"NOT frozen: {', '.join(changed)}")

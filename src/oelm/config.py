@@ -29,7 +29,7 @@ class Model:
 
     model_type: str = "baseline"
     """Variant: baseline, oelm_v2, oelm_random, oelm_global, oelm_matched, orthogonal_trainable, or a spec such as
-    "headwise+trained" or "q=headwise,k=normal+trained"."""
+    "headwise+trained", "q=headwise,k=normal+trained" or "normal+freeze(3000)"."""
     preset: str = "nano"
     """A named size that sets the fields below: nano, mini or medium-512."""
     vocab_size: int = 0
@@ -277,7 +277,12 @@ def check(config: RunConfig) -> None:
         known(name, getattr(config, name), choices)
     known("recipe", config.recipe, RECIPES)
     known("preset", config.preset, PRESETS)
-    variants.parse(config.model_type)
+    for side in variants.parse(config.model_type).sides.values():
+        if (change := side.when.change(config.max_steps)) and change >= config.max_steps:
+            raise UserError(
+                f"--model_type {config.model_type}: the run ends after {config.max_steps:,} steps, so there "
+                f"would be nothing to {side.when.kind} at step {change:,}"
+            )
     if config.d_model % config.num_heads:
         raise UserError(
             f"--num_heads {config.num_heads} does not divide --d_model {config.d_model}; "

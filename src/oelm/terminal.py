@@ -144,7 +144,7 @@ def show_audit(run: str, findings: list[Finding], frozen: int) -> bool:
         listed = "; ".join(f"{finding.matrix} in {finding.place}" for finding in changed)
         print(f"{run}: NOT frozen: {listed}")
     elif matrices:
-        print(f"{run}: {len(matrices)} frozen matrices, bit-identical to their birth in {', '.join(places)}")
+        print(f"{run}: {len(matrices)} frozen matrices, bit-identical to when they were frozen in {', '.join(places)}")
     elif frozen:
         print(f"{run}: {frozen} frozen matrices, but no checkpoint yet to compare them with")
     else:

@@ -1,17 +1,21 @@
 """The science on one page: each named variant, and what it does to the Query and Key projections.
 
-A variant says, for each side (Q and K), where the matrix comes from and whether it trains. It is written in one
+A variant says, for each side (Q and K), where the matrix comes from and when it trains. It is written in one
 grammar for flags, YAML, folder names and tables:
 
     headwise                        both sides drawn head-wise orthogonal, frozen from birth
     headwise+trained                the same matrices, trained like any other
     q=headwise,k=normal+trained     only Q frozen
+    normal+freeze(3000)             trained, and frozen from step 3,000 on; freeze(30%): from there in the run
+    headwise+thaw(3000)             frozen, and trained from step 3,000 on
+    normal+every(4)                 trained, but updated only in every fourth step
 
 V, the output projection, the feed-forward layers, norms and embeddings train in every variant.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from oelm.errors import UserError, known
@@ -52,11 +56,50 @@ TITLES = {
 
 
 @dataclass(frozen=True)
+class When:
+    """When a matrix trains: `kind` is frozen, trained, freeze, thaw or every; `number` what stands in brackets."""
+
+    kind: str = "frozen"
+    number: int = 0
+    percent: bool = False
+
+    @property
+    def at_birth(self) -> bool:
+        """Whether it trains in the first step."""
+        return self.kind in ("trained", "freeze", "every")
+
+    def change(self, max_steps: int) -> int | None:
+        """The step from which on it is frozen or trained, if that ever changes."""
+        if self.kind not in ("freeze", "thaw"):
+            return None
+        return max(1, round(self.number / 100 * max_steps)) if self.percent else self.number
+
+    def trains(self, step: int, max_steps: int) -> bool:
+        """Whether it belongs to what is optimised in a step."""
+        change = self.change(max_steps)
+        return self.at_birth if change is None or step < change else not self.at_birth
+
+    def rests(self, step: int) -> bool:
+        """Whether it is left out in a step, although it is trained."""
+        return self.kind == "every" and step % self.number != 0
+
+    def __str__(self) -> str:
+        if self.kind in ("frozen", "trained"):
+            return self.kind
+        return f"{self.kind}({self.number}{'%' if self.percent else ''})"
+
+
+@dataclass(frozen=True)
 class Side:
     """What happens to one of the two projections."""
 
     source: str
-    trained: bool = False
+    when: When = When()
+
+    @property
+    def trained(self) -> bool:
+        """Whether it trains from birth."""
+        return self.when.at_birth
 
     @property
     def tensor(self) -> str | None:
@@ -69,13 +112,17 @@ class Side:
         return self.tensor == "weight"
 
     def __str__(self) -> str:
-        return self.source + ("+trained" if self.trained else "")
+        return self.source if self.when == When() else f"{self.source}+{self.when}"
 
 
 @dataclass(frozen=True)
 class Variant:
     q: Side
     k: Side
+
+    @property
+    def sides(self) -> dict[str, Side]:
+        return {"q": self.q, "k": self.k}
 
     def __str__(self) -> str:
         return str(self.q) if self.q == self.k else f"q={self.q},k={self.k}"
@@ -109,11 +156,25 @@ def _parse_side(spec: str, whole: str) -> Side:
     source, *parts = spec.split("+")
     if source not in SOURCES:
         known("variant", whole, [*NAMED, *(f"{name}[+trained]" for name in SOURCES)])
-    if parts not in ([], ["trained"]):
-        raise UserError(
-            f"variant {whole!r}: unknown part {'+'.join(parts)!r}; a source may be followed by one +trained"
-        )
-    side = Side(source, trained=bool(parts))
-    if side.trained and not side.multiplies:
+    if len(parts) > 1:
+        raise UserError(f"variant {whole!r}: a source may be followed by one part, not {len(parts)}; {PARTS}")
+    side = Side(source, _parse_when(parts[0], whole) if parts else When())
+    if side.when != When() and not side.multiplies:
         raise UserError(f"variant {whole!r}: {source} is no matrix, so there is nothing to train in it")
     return side
+
+
+PARTS = "there are +trained, +freeze(STEP), +thaw(STEP) (or a share of the run: 30%) and +every(STEPS)"
+
+
+def _parse_when(part: str, whole: str) -> When:
+    if part == "trained":
+        return When("trained")
+    match = re.fullmatch(r"(freeze|thaw|every)\((\d{1,10})(%?)\)", part)
+    if match is None or (match[1] == "every" and match[3]):
+        raise UserError(f"variant {whole!r}: unknown part {part!r}; {PARTS}")
+    when = When(match[1], int(match[2]), bool(match[3]))
+    least, most = (2 if when.kind == "every" else 1), (99 if when.percent else 10**10)
+    if not least <= when.number <= most:
+        raise UserError(f"variant {whole!r}: {part} is out of range: from {least} to {most:,}")
+    return when

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from oelm.fast import gelu, loss, norm
-from oelm.fast.adamw import Flat, Unit, corrections
+from oelm.fast import gelu, loss, norm, products
+from oelm.fast.adamw import Flat, Unit, settings
 from tests.conftest import needs
 from tests.fast.reference import clipped_adamw
 
@@ -25,21 +26,64 @@ def agree(on_gpu: Tensor, on_cpu: Tensor, tolerance: float) -> None:
     torch.testing.assert_close(on_gpu.cpu().float(), on_cpu.float(), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize(
-    ("rows", "vocab_size", "width"), [(64, 50257, 50304), (5, 61, 64), (3, 4096, 4096), (2, 2, 64)]
+    ("rows", "depth", "vocab_size", "width"),
+    [(640, 512, 50257, 50304), (5, 24, 61, 64), (300, 64, 384, 384), (3, 768, 2, 64)],
 )
-@pytest.mark.parametrize("scale", [None, 0.5])
-def test_cross_entropy(dtype: torch.dtype, rows: int, vocab_size: int, width: int, scale: float | None) -> None:
-    logits = (5 * torch.randn(rows, width)).to(dtype)
-    targets = torch.randint(0, vocab_size, (rows,))
-    there, here = logits.cuda(), logits.clone()
-    agree(
-        loss.cross_entropy_(there, targets.cuda(), vocab_size, scale),
-        loss.cross_entropy_(here, targets, vocab_size, scale),
-        1e-5,
+def test_the_output_layer(rows: int, depth: int, vocab_size: int, width: int) -> None:
+    """Loss, gradients and score from the same numbers; the CPU computes with them in fp32."""
+    hidden, weight = torch.randn(rows, depth).bfloat16(), (torch.randn(width, depth) * 4 / depth**0.5).bfloat16()
+    targets, start = torch.randint(0, vocab_size, (rows,)), torch.randn(width, depth)
+    here, there = start.clone(), start.cuda()
+    expected = loss.head_loss(hidden.float(), weight.float(), targets, vocab_size, 0.5, here, add=True)
+    h, w, t = (tensor.cuda() for tensor in (hidden, weight, targets))
+    found = loss.head_loss(h, w, t, vocab_size, 0.5, there, add=True)
+    agree(found[0], expected[0], 1e-5)
+    agree(found[1].float() / weight.std().cuda(), expected[1] / weight.std(), ROUNDING[torch.bfloat16])
+    agree(there - start.cuda(), here - start, ROUNDING[torch.bfloat16])
+    agree(loss.head_score(h, w, t, vocab_size), expected[0], 1e-5)
+
+
+def test_a_logit_that_is_no_number_makes_the_loss_none() -> None:
+    hidden, weight = torch.randn(4, 64).bfloat16(), torch.randn(64, 64).bfloat16()
+    hidden[2, 3] = float("nan")
+    arguments = (hidden.cuda(), weight.cuda(), torch.tensor([0, 1, 2, 3]).cuda(), 64)
+    assert loss.head_score(*arguments).isnan()
+    assert loss.head_loss(*arguments, 1.0, torch.zeros(64, 64).cuda(), add=False)[0].isnan()
+
+
+def test_a_hopeless_token_has_a_loss_that_is_a_number() -> None:
+    hidden, weight = torch.full((2, 64), 10.0).bfloat16(), torch.randn(64, 64).bfloat16()
+    weight[0], weight[1] = 10.0, -10.0
+    gradient = torch.zeros(64, 64).cuda()
+    total, by_hidden = loss.head_loss(
+        hidden.cuda(), weight.cuda(), torch.tensor([1, 1]).cuda(), 64, 1.0, gradient, add=False
     )
-    agree(there, here, ROUNDING[dtype])
+    assert 100 < total.item() < 200
+    assert by_hidden.isfinite().all()
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("precision", ROUNDING)
+@pytest.mark.parametrize("add", [False, True])
+def test_weight_gradients_in_one_launch(precision: torch.dtype, add: bool) -> None:
+    """Of several sizes, one of them a slice of a wider gradient."""
+    from oelm.fast import grouped_kernels
+
+    stacked, x = torch.randn(192, 384).bfloat16(), torch.randn(192, 128).bfloat16()
+    wide = torch.randn(192, 256).bfloat16()
+    factors = [(stacked[:, 128:256], x), (wide, x), (x, wide), (stacked[:, :128], wide)]
+    starts = [torch.randn(g.shape[1], x.shape[1]).to(precision) for g, x in factors]
+    outs = [start.cuda() for start in starts]
+    on_gpu = {id(t): t.cuda() for t in (stacked, x, wide)}
+    slices = [on_gpu[id(stacked)][:, 128:256], on_gpu[id(wide)], on_gpu[id(x)], on_gpu[id(stacked)][:, :128]]
+    others = [on_gpu[id(x)], on_gpu[id(x)], on_gpu[id(wide)], on_gpu[id(wide)]]
+    jobs = [products.Job(g, other, out) for g, other, out in zip(slices, others, outs, strict=True)]
+    assert grouped_kernels.fit(jobs)
+    products.WeightGradients(torch.device("cuda"))(jobs, 0, add)
+    for (g, other), start, out in zip(factors, starts, outs, strict=True):
+        expected = g.float().T @ other.float() + (start.float() if add else 0)
+        torch.testing.assert_close(out.cpu().float() / 192**0.5, expected / 192**0.5, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("dtype", ROUNDING)
@@ -73,29 +117,33 @@ def test_add_norm(dtype: torch.dtype, shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("precision", ROUNDING)
 @pytest.mark.parametrize("clip", [0.0, 0.1])
 def test_adamw(precision: torch.dtype, clip: float) -> None:
+    """Units of all sizes, in both precisions of the gradient; one more rests and is not touched."""
     from oelm.fast.adamw_kernels import FusedAdamW
 
-    def flat(device: str) -> Flat:
+    def flat(device: str, count: int) -> Flat:
         torch.manual_seed(0)
-        tensors = [torch.randn(300, 64), torch.randn(37), torch.randn(5, 7)]
-        parameters = [nn.Parameter(tensor.to(device)) for tensor in tensors]
-        units = [
-            Unit.of({str(i): p}, decay, 8) for i, (p, decay) in enumerate(zip(parameters, (0.1, 0.0, 0.5), strict=True))
-        ]
+        tensors = [torch.randn(300, 64), torch.randn(37), torch.randn(5, 7), torch.randn(16)][:count]
+        decays = (0.1, 0.0, 0.5, 0.5)
+        units = [Unit.of(str(i), nn.Parameter(t.to(device)), decays[i], 8) for i, t in enumerate(tensors)]
         return Flat(units, precision)
 
-    here, there, betas = flat("cpu"), flat("cuda"), (0.9, 0.95)
-    fused = FusedAdamW(there, betas, clip)
+    here, there, betas = flat("cpu", 3), flat("cuda", 4), (0.9, 0.95)
+    there.refresh()
+    resting = there.by_unit(there.weights)[3].clone()
+    fused = FusedAdamW(there, [0, 1, 2], betas, clip)
     for step in range(1, 4):
         gradients = [
             torch.randn(unit.shape).to(dtype)
             for unit, dtype in zip(here.units, (torch.bfloat16, torch.float32, torch.bfloat16), strict=True)
         ]
         expected = clipped_adamw(here, gradients, 1e-2, betas, clip)
-        on_gpu = [gradient.cuda() for gradient in gradients]
-        fused.aim(on_gpu)
-        agree(fused(torch.tensor([1e-2, *corrections(step, betas)], device="cuda")), expected, 1e-5)
+        on_gpu = [*(gradient.cuda() for gradient in gradients), torch.full((16,), float("nan"), device="cuda")]
+        told = torch.from_numpy(settings(1e-2, np.array([step, step, step, 0]), betas)).cuda()
+        agree(fused(on_gpu, told), expected, 1e-5)
+    assert torch.equal(there.by_unit(there.weights)[3], resting)
     for name in ("weights", "exp_avg", "exp_avg_sq"):
-        agree(getattr(there, name), getattr(here, name), 1e-5)
-    for ours, theirs in zip(there.copies, here.copies, strict=True):
+        found = there.by_name(getattr(there, name))
+        for unit, tensor in here.by_name(getattr(here, name)).items():
+            agree(found[unit], tensor, 1e-5)
+    for ours, theirs in zip(there.copies, here.copies, strict=False):
         agree(ours, theirs, ROUNDING[precision])

@@ -62,7 +62,7 @@ def test_a_record_that_forgot_what_was_frozen_is_no_proof(tiny: Tiny) -> None:
     folder = fit(tiny(model_type="oelm_v2"))
     (folder.path / audit.FILE).write_text('{"events": []}')
     findings = audit.findings(folder)
-    assert len(findings) == 4
+    assert len({finding.matrix for finding in findings}) == 4
     assert not any(finding.intact for finding in findings)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from oelm.config import RunConfig
 from oelm.runfolder import RunFolder, read_lines
@@ -67,6 +68,25 @@ def test_a_run_may_change_its_engine_between_its_halves(tiny: Tiny, tmp_path: Pa
         assert losses(cut) == pytest.approx(losses(whole), rel=1e-5)
         assert [session["engine"] for session in cut.manifest()["sessions"]] == [first, second]
         assert all(finding.intact for finding in audit.findings(cut))
+
+
+@pytest.mark.parametrize("variant", ["q=normal+freeze(10),k=headwise+thaw(25)", "q=normal+every(3),k=normal+every(2)"])
+def test_what_trains_may_change_under_a_graph(tiny: Tiny, tmp_path: Path, variant: str) -> None:
+    """As the eager engine has it; taken back over a change as well."""
+    fields = {"use_amp": False, "model_type": variant, "max_lr": 3e-4}
+    eager = fit(gpu(tiny, **fields, engine="eager", out_dir=str(tmp_path / "eager")))
+    graph = fit(gpu(tiny, **fields, engine="graph", out_dir=str(tmp_path / "graph")))
+    assert losses(graph) == pytest.approx(losses(eager), rel=1e-5)
+    fit(gpu(tiny, **fields, engine="graph", out_dir=str(graph.path), resume=str(graph.checkpoints / "step-30")))
+    assert losses(graph) == pytest.approx(losses(eager), rel=1e-5)
+    for ours, theirs in zip(*(final_moments(run) for run in (graph, eager)), strict=True):
+        assert ours[0] == theirs[0]
+        torch.testing.assert_close(ours[1], theirs[1], rtol=1e-2, atol=1e-6)
+    assert all(finding.intact for finding in audit.findings(graph))
+
+
+def final_moments(folder: RunFolder) -> list[tuple[str, torch.Tensor]]:
+    return sorted(load_file(folder.checkpoints / "step-40" / "optimizer.safetensors").items())
 
 
 def test_a_corpus_that_does_not_fit_is_staged(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,10 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -19,44 +22,43 @@ ALIGNMENT = 64  # elements; matrix units want their operands to begin at multipl
 
 @dataclass(frozen=True)
 class Unit:
-    """Parameters that one working tensor stands for: stacked along their first dimension, padded to `rows` rows."""
+    """A parameter that trains, by its logical name; in the buffers it is padded to `rows` rows."""
 
-    parameters: dict[str, nn.Parameter]
+    name: str
+    parameter: nn.Parameter
     decay: float
     rows: int
 
     @classmethod
-    def of(cls, parameters: dict[str, nn.Parameter], decay: float, multiple: int = 1) -> Unit:
-        rows = sum(len(p) for p in parameters.values())
-        return cls(parameters, decay, math.ceil(rows / multiple) * multiple)
+    def of(cls, name: str, parameter: nn.Parameter, decay: float, multiple: int = 1) -> Unit:
+        return cls(name, parameter, decay, math.ceil(len(parameter) / multiple) * multiple)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.rows, *next(iter(self.parameters.values())).shape[1:])
+        return (self.rows, *self.parameter.shape[1:])
 
 
 class Flat:
     """The weights of all units and their moments; and a copy of each unit's weights in the precision of the products.
 
-    A copy may lie anywhere (`copies`, a tensor per unit); in fp32 the weights serve as their own.
+    A copy may lie anywhere (`copies`, a tensor per unit); in fp32 the weights may serve as their own.
     """
 
     def __init__(self, units: Sequence[Unit], precision: torch.dtype) -> None:
         self.units = list(units)
         ends = itertools.accumulate(math.ceil(math.prod(u.shape) / ALIGNMENT) * ALIGNMENT for u in units)
         *self.starts, total = [0, *ends]
-        device = next(iter(units[0].parameters.values())).device
-        self.weights = torch.zeros(total, device=device)
+        self.weights = torch.zeros(total, device=units[0].parameter.device)
         self.exp_avg = torch.zeros_like(self.weights)
         self.exp_avg_sq = torch.zeros_like(self.weights)
         self.precision = precision
         exact = precision == torch.float32
         self.copies = self.by_unit(self.weights if exact else torch.zeros_like(self.weights, dtype=precision))
-        self.updates = torch.zeros(())  # how many there have been; on the CPU, where the corrections are computed
-        views = self.by_name(self.weights)
-        for name, parameter in itertools.chain.from_iterable(unit.parameters.items() for unit in units):
-            views[name].copy_(parameter.detach())
-            parameter.data = views[name]
+        # How often each unit was updated; on the CPU, where the corrections are computed.
+        self.updates = torch.zeros(len(units))
+        for unit, view in zip(units, self.by_name(self.weights).values(), strict=True):
+            view.copy_(unit.parameter.detach())
+            unit.parameter.data = view
 
     def by_unit(self, flat: Tensor) -> list[Tensor]:
         """A flat buffer as one tensor per unit."""
@@ -67,12 +69,10 @@ class Flat:
 
     def by_name(self, flat: Tensor) -> dict[str, Tensor]:
         """A flat buffer as one tensor per logical parameter."""
-        views = {}
-        for unit, stacked in zip(self.units, self.by_unit(flat), strict=True):
-            ends = list(itertools.accumulate(map(len, unit.parameters.values())))
-            for name, first, last in zip(unit.parameters, [0, *ends], ends, strict=False):
-                views[name] = stacked[first:last]
-        return views
+        return {
+            unit.name: padded[: len(unit.parameter)]
+            for unit, padded in zip(self.units, self.by_unit(flat), strict=True)
+        }
 
     def refresh(self) -> None:
         """Makes the copies anew from the weights."""
@@ -85,10 +85,16 @@ class Flat:
         return {
             **{f"{name}.exp_avg": tensor for name, tensor in first.items()},
             **{f"{name}.exp_avg_sq": tensor for name, tensor in second.items()},
-            **{f"{name}.step": self.updates for name in first},
+            **{f"{unit.name}.step": count for unit, count in zip(self.units, self.updates, strict=True)},
         }
 
 
-def corrections(updates: float, betas: tuple[float, float]) -> tuple[float, float]:
-    """What makes up for moments that began at zero: the first moment's divisor, and that of the second's root."""
-    return 1 - betas[0] ** updates, math.sqrt(1 - betas[1] ** updates)
+def settings(
+    rate: float | npt.NDArray[Any], updates: npt.NDArray[Any], betas: tuple[float, float]
+) -> npt.NDArray[np.float32]:
+    """What an update needs to know of each unit: the rate; and, for moments that began at zero, the first's divisor and
+    that of the second's root. `updates`: how many there have been, this one included.
+    """
+    updates = updates.astype(np.float64)
+    first, second = (1 - beta**updates for beta in betas)
+    return np.stack([np.broadcast_to(rate, first.shape), first, np.sqrt(second)], axis=-1).astype(np.float32)

@@ -11,48 +11,42 @@ import triton.language as tl
 from torch import Tensor
 
 from oelm.fast.adamw import EPSILON, Flat
+from oelm.fast.addresses import Addresses
 
 
 class FusedAdamW:
-    """Clips to a common norm and updates all units, reading each one's gradient from wherever it lies.
-
-    The addresses of the gradients are told beforehand (`aim`), so that the launches can be part of a CUDA graph.
-    """
+    """Clips to a common norm and updates some units (by their numbers), each one's gradient read from where it lies."""
 
     BLOCK = 1024
 
-    def __init__(self, flat: Flat, betas: tuple[float, float], clip: float) -> None:
-        self._flat, self._betas, self._clip = flat, betas, clip
+    def __init__(self, flat: Flat, units: Sequence[int], betas: tuple[float, float], clip: float) -> None:
+        self._flat, self._units, self._betas, self._clip = flat, units, betas, clip
         device = flat.weights.device
         sizes = [math.prod(unit.shape) for unit in flat.units]
-        chunks = [(unit, first) for unit, size in enumerate(sizes) for first in range(0, size, self.BLOCK)]
+        chunks = [(unit, first) for unit in units for first in range(0, sizes[unit], self.BLOCK)]
         self._chunk_units = torch.tensor([unit for unit, _ in chunks], dtype=torch.int32, device=device)
         self._chunk_firsts = torch.tensor([first for _, first in chunks], dtype=torch.int32, device=device)
         self._starts = torch.tensor(flat.starts, dtype=torch.long, device=device)
         self._sizes = torch.tensor(sizes, dtype=torch.int32, device=device)
         self._decays = torch.tensor([unit.decay for unit in flat.units], device=device)
-        self._addresses = torch.zeros(len(sizes), dtype=torch.long, device=device)
-        self._narrow = torch.zeros(len(sizes), dtype=torch.int32, device=device)  # 1: bf16, 0: fp32
-        self._aligned = torch.zeros(len(sizes), dtype=torch.int32, device=device)  # 1: may be read in wide words
         pairs = zip(flat.copies, flat.by_unit(flat.weights), strict=True)
         self._copy_addresses = [0 if c.data_ptr() == w.data_ptr() else c.data_ptr() for c, w in pairs]  # 0: not needed
         self._copies = torch.tensor(self._copy_addresses, device=device)
+        self._where = Addresses(3, len(sizes), device)
         self._squares = torch.empty(len(chunks), device=device)
         self._norm = torch.empty((), device=device)
 
-    def aim(self, gradients: Sequence[Tensor]) -> None:
-        """Notes where the gradients lie."""
-        assert all(gradient.is_contiguous() for gradient in gradients)
-        addresses = [gradient.data_ptr() for gradient in gradients]
-        aligned = [(a | c) % 16 == 0 for a, c in zip(addresses, self._copy_addresses, strict=True)]
-        self._addresses.copy_(torch.tensor(addresses))
-        self._aligned.copy_(torch.tensor(aligned))
-        self._narrow.copy_(torch.tensor([int(gradient.dtype == torch.bfloat16) for gradient in gradients]))
-
-    def __call__(self, settings: Tensor) -> Tensor:
-        """One update; settings: rate and the two corrections. Returns the gradient's norm."""
+    def __call__(self, gradients: Sequence[Tensor], settings: Tensor) -> Tensor:
+        """One update by a gradient per unit, those of others not looked at; settings: (units, 3), as `settings` gives
+        them. Returns the gradient's norm.
+        """
+        assert all(gradients[unit].is_contiguous() for unit in self._units)
         flat, grid = self._flat, (len(self._squares),)
-        where = (self._addresses, self._narrow, self._aligned, self._chunk_units, self._chunk_firsts, self._sizes)
+        addresses = [gradient.data_ptr() for gradient in gradients]
+        aligned = [int((a | c) % 16 == 0) for a, c in zip(addresses, self._copy_addresses, strict=True)]
+        narrow = [int(gradient.dtype == torch.bfloat16) for gradient in gradients]
+        told = [self._where.note(row, values) for row, values in enumerate((addresses, narrow, aligned))]
+        where = (*told, self._chunk_units, self._chunk_firsts, self._sizes)
         _sum_squares[grid](*where, self._squares, block=self.BLOCK, num_warps=4)
         _add_up[(1,)](self._squares, len(self._squares), self._norm, block=16384, num_warps=32)
         _adamw[grid](
@@ -74,6 +68,10 @@ class FusedAdamW:
             num_warps=4,
         )
         return self._norm
+
+    def settle(self) -> None:
+        """Ends what a capture of these launches could not do."""
+        self._where.settle()
 
 
 @triton.jit
@@ -147,9 +145,9 @@ def _adamw(
     size = tl.load(sizes + unit)
     start = tl.multiple_of(tl.load(starts + unit), 64)
     places = first + tl.arange(0, block)
-    rate = tl.load(settings)
-    size1 = rate / tl.load(settings + 1)
-    root2 = tl.load(settings + 2)
+    rate = tl.load(settings + 3 * unit)
+    size1 = rate / tl.load(settings + 3 * unit + 1)
+    root2 = tl.load(settings + 3 * unit + 2)
     kept = 1 - rate * tl.load(decays + unit)
     scale = tl.where(clip > 0, tl.minimum(clip / (tl.load(norm) + 1e-6), 1.0), 1.0)
     copy = tl.load(copies + unit)

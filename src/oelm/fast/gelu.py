@@ -1,44 +1,15 @@
-"""The feed-forward layer's first half, its bias and its GELU, with the bias's gradient summed where it is computed."""
+"""The exact GELU in both directions, with the gradient of the bias before it summed where its own is computed."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 ROOT_HALF = math.sqrt(0.5)
 DENSITY = 1 / math.sqrt(2 * math.pi)
-
-
-class Up(nn.Module):
-    """gelu(x·Wᵀ + b)."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.weight = linear.weight
-        self.bias = linear.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        activated: Tensor = _Up.apply(x.to(self.weight.dtype), self.weight, self.bias)  # type: ignore[no-untyped-call]
-        return activated
-
-
-class _Up(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        before = F.linear(x, weight, bias)
-        ctx.save_for_backward(x, weight, before)
-        activated: Tensor = gelu(before)
-        return activated
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x, weight, before = ctx.saved_tensors
-        by_before, by_bias = gelu_backward(before, gradients[0].contiguous())
-        return by_before @ weight, by_before.flatten(0, 1).T @ x.flatten(0, 1), by_bias
 
 
 @torch.library.custom_op("oelm::gelu", mutates_args=())

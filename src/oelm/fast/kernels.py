@@ -1,4 +1,4 @@
-"""The model's kernels for NVIDIA GPUs, in Triton, which comes with PyTorch there: loss, GELU, add-and-norm."""
+"""The model's kernels for NVIDIA GPUs, in Triton, which comes with PyTorch there: GELU and add-and-norm."""
 
 from __future__ import annotations
 
@@ -10,70 +10,6 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2_E = tl.constexpr(math.log2(math.e))
-
-
-def cross_entropy_(logits: Tensor, targets: Tensor, vocab_size: int, scale: float | None) -> Tensor:
-    """Each row's cross-entropy; the logits are overwritten by scale × their gradient, unless scale is None."""
-    rows, width = logits.shape
-    losses = torch.empty(rows, device=logits.device)
-    _cross_entropy[(rows,)](
-        logits,
-        targets,
-        losses,
-        logits.stride(0),
-        width,
-        vocab_size,
-        scale or 0.0,
-        write=scale is not None,
-        block=4096,
-        num_warps=16,
-    )
-    return losses
-
-
-@triton.jit
-def _cross_entropy(logits, targets, losses, stride, width, vocab_size, scale, write: tl.constexpr, block: tl.constexpr):
-    """One row: its loss, then its gradient in place. The row's second reading comes from the cache.
-
-    Logits are taken to base 2, which is what the hardware has exponentials for. Each lane keeps a greatest logit and a
-    sum of its own over four blocks at a time, so that nobody waits for anybody before the end of the row.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    logits += row * stride
-    target = tl.load(targets + row)
-    at_target = tl.load(logits + target).to(tl.float32) * LOG2_E
-    lanes = tl.arange(0, block)
-    whole = vocab_size // (4 * block) * (4 * block)
-    greatest = tl.full((block,), -1e30, tl.float32)  # not -inf, which minus itself is no number
-    total = tl.zeros((block,), tl.float32)
-    for first in range(0, whole, 4 * block):
-        a = tl.load(logits + first + lanes).to(tl.float32) * LOG2_E
-        b = tl.load(logits + first + block + lanes).to(tl.float32) * LOG2_E
-        c = tl.load(logits + first + 2 * block + lanes).to(tl.float32) * LOG2_E
-        d = tl.load(logits + first + 3 * block + lanes).to(tl.float32) * LOG2_E
-        before = greatest
-        greatest = tl.maximum(tl.maximum(greatest, tl.maximum(a, b)), tl.maximum(c, d))
-        total *= tl.exp2(before - greatest)
-        total += (tl.exp2(a - greatest) + tl.exp2(b - greatest)) + (tl.exp2(c - greatest) + tl.exp2(d - greatest))
-    for first in range(whole, vocab_size, block):
-        places = first + lanes
-        x = tl.load(logits + places, mask=places < vocab_size, other=-float("inf")).to(tl.float32) * LOG2_E
-        before = greatest
-        greatest = tl.maximum(greatest, x)
-        total = total * tl.exp2(before - greatest) + tl.exp2(x - greatest)
-    top = tl.max(greatest)
-    log_sum = top + tl.log2(tl.sum(total * tl.exp2(greatest - top)))
-    tl.store(losses + row, (log_sum - at_target) / LOG2_E)
-    if write:
-        for first in range(0, whole, block):
-            x = tl.load(logits + first + lanes).to(tl.float32) * LOG2_E
-            tl.store(logits + first + lanes, tl.exp2(x - log_sum) * scale)
-        for first in range(whole, width, block):
-            places = first + lanes
-            x = tl.load(logits + places, mask=places < vocab_size, other=-float("inf")).to(tl.float32) * LOG2_E
-            tl.store(logits + places, tl.exp2(x - log_sum) * scale, mask=places < width)
-        tl.debug_barrier()  # the target's place is written twice, in this order
-        tl.store(logits + target, (tl.exp2(at_target - log_sum) - 1) * scale)
 
 
 @triton.jit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -60,7 +61,33 @@ class Shuffle(nn.Module):
         self.order = nn.Parameter(torch.arange(1.0, d_model + 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x[..., self.order.abs().long() - 1] * self.order.sign().to(x.dtype)
+        return shuffled(x, *self.table())
+
+    @torch.no_grad()
+    def table(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Which channel goes where, the way back, and the signs."""
+        places = self.order.abs().long() - 1
+        return places, places.argsort(), self.order.sign()
+
+
+def shuffled(x: Tensor, places: Tensor, back: Tensor, signs: Tensor) -> Tensor:
+    out: Tensor = _Shuffled.apply(x, places, back, signs)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Shuffled(torch.autograd.Function):
+    """Its gradient is fetched from where each channel went; autograd would add it up, as if channels could meet."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, places: Tensor, back: Tensor, signs: Tensor) -> Tensor:
+        ctx.save_for_backward(back, signs)
+        return x[..., places] * signs.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        back, signs = ctx.saved_tensors
+        (gradient,) = gradients
+        return (gradient * signs.to(gradient.dtype))[..., back], None, None, None
 
 
 def _projection(side: variants.Side, d_model: int) -> nn.Module:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -119,6 +120,13 @@ class GPT(nn.Module):
         """The tensors that the variants differ in, by logical name."""
         return {name: p for name, p in self.named_parameters() if ".attention.q." in name or ".attention.k." in name}
 
+    def train_sides(self, trained: Mapping[str, bool]) -> list[str]:
+        """Freezes or thaws the tensors of Q and K; the names of those for which that is a change."""
+        changed = [name for name, p in self.query_key_weights().items() if p.requires_grad != trained[side_of(name)]]
+        for name in changed:
+            self.get_parameter(name).requires_grad_(trained[side_of(name)])
+        return changed
+
     def frozen(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.named_parameters() if not p.requires_grad}
 
@@ -139,6 +147,11 @@ class GPT(nn.Module):
                 if name.endswith(("attention.o.weight", "mlp.down.weight")):
                     std /= math.sqrt(2 * shape.num_layers)  # GPT-2: what adds to the stream starts small
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+
+
+def side_of(name: str) -> str:
+    """Q or K, from the logical name of one of their tensors."""
+    return "q" if ".attention.q." in name else "k"
 
 
 def tensor_seed(seed: int, name: str) -> int:

@@ -1,17 +1,25 @@
-"""The proof that frozen is frozen: a hash per matrix at each freeze and at the end, and a check against checkpoints."""
+"""The proof that frozen is frozen: a hash per matrix at each freeze, thaw and at the end, checked against checkpoints.
+
+A matrix is frozen from the step of a freeze to that of a thaw, or to the end. Step N stands for the weights between the
+Nth update and the one after it; a checkpoint of step N is made before anything is frozen or thawed there.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from oelm.errors import UserError
 from oelm.model.gpt import GPT
 from oelm.runfolder import RunFolder, read_json, write_json
-from oelm.training.checkpoint import tensor_hash
+from oelm.training.checkpoint import step_of, tensor_hash
+from oelm.training.schedule import trained_sides
 
 FILE = "freeze_audit.json"
 SHAPE = {"events": [{"event": str, "step": int, "sha256": {str: str}}]}
@@ -28,66 +36,108 @@ class Finding:
 
 def begin(folder: RunFolder, model: GPT) -> None:
     """Records every matrix that is frozen from birth."""
-    _record(folder, "freeze", 0, {name: tensor_hash(weight) for name, weight in model.frozen().items()})
+    _write(folder, [_event("freeze", 0, model, model.frozen())])
+
+
+def change(folder: RunFolder, model: GPT, step: int, names: Iterable[str]) -> None:
+    """Records matrices that were frozen or thawed before update number `step`."""
+    frozen = model.frozen().keys()
+    for kind, some in (("freeze", set(names) & frozen), ("thaw", set(names) - frozen)):
+        if some:
+            _write(folder, [*_events(folder), _event(kind, step, model, sorted(some))])
 
 
 def end(folder: RunFolder, model: GPT, step: int) -> None:
     """Records the frozen matrices as they are at the end."""
-    _record(folder, "end", step, {name: tensor_hash(weight) for name, weight in model.frozen().items()})
+    _write(folder, [*_events(folder), _event("end", step, model, model.frozen())])
 
 
-def hashes_at_freeze(folder: RunFolder) -> dict[str, str]:
-    """The hash that each frozen matrix must have."""
-    expected: dict[str, str] = {}
-    for event in _events(folder):
-        if event["event"] == "freeze":
-            expected |= event["sha256"]
-    return expected
+def rewind(folder: RunFolder, step: int) -> None:
+    """Forgets what was recorded after a checkpoint of this step, for a run that goes on from there."""
+    _write(folder, _before(_events(folder), step))
+
+
+def frozen_hashes(folder: RunFolder, step: int) -> dict[str, str]:
+    """The hash that each matrix must have that is frozen in a checkpoint of this step."""
+    return _held(_before(_events(folder), step))
+
+
+def frozen_now(folder: RunFolder) -> int:
+    """How many matrices are frozen by the last word of the record."""
+    return len(_held(_events(folder)))
 
 
 def findings(folder: RunFolder) -> list[Finding]:
-    """Every frozen matrix, at the end of the run and in every checkpoint that there is."""
-    expected = hashes_at_freeze(folder)
-    missing = _frozen_by_variant(folder) - expected.keys()
-    found = [Finding(name, "the record of what was frozen", False) for name in sorted(missing)]
+    """Every frozen matrix at its thaw, at the end of the run and in every checkpoint that there is."""
+    found = []
     for event in _events(folder):
-        if event["event"] == "end":
-            found += [
-                Finding(name, f"step {event['step']} (end)", event["sha256"].get(name) == digest)
-                for name, digest in expected.items()
-            ]
+        step, place = event["step"], f"step {event['step']} ({event['event']})"
+        if event["event"] == "thaw":
+            found += _compare(folder, _frozen(folder, step) - _frozen(folder, step + 1), place, step, event["sha256"])
+        elif event["event"] == "end":
+            found += _compare(folder, _frozen(folder, step), place, step, event["sha256"])
     weights = [*folder.checkpoints.glob("step-*/model.safetensors"), *folder.checkpoints.glob("best.safetensors")]
     for path in sorted(weights):
-        found += _in_file(path, str(path.relative_to(folder.path)), expected)
+        step, hashes = _read(path)
+        found += _compare(folder, _frozen(folder, step), str(path.relative_to(folder.path)), step, hashes)
     return found
 
 
-def _frozen_by_variant(folder: RunFolder) -> set[str]:
-    """The matrices that the run's variant freezes, whatever the record says."""
+def _compare(folder: RunFolder, names: set[str], place: str, step: int, hashes: dict[str, str]) -> list[Finding]:
+    expected = frozen_hashes(folder, step)
+    return [Finding(name, place, name in expected and hashes.get(name) == expected[name]) for name in sorted(names)]
+
+
+def _frozen(folder: RunFolder, step: int) -> set[str]:
+    """The matrices that the run's variant freezes in the last update before this step, whatever the record says."""
     config = folder.config()
-    sides = {"q": config.variant.q, "k": config.variant.k}
+    trained = trained_sides(config, max(step - 1, 0))
     return {
         f"blocks.{layer}.attention.{name}.{side.tensor}"
         for layer in range(config.num_layers)
-        for name, side in sides.items()
-        if side.tensor and not side.trained
+        for name, side in config.variant.sides.items()
+        if side.tensor and not trained[name]
     }
 
 
-def _in_file(path: Path, place: str, expected: dict[str, str]) -> list[Finding]:
+def _read(path: Path) -> tuple[int, dict[str, str]]:
+    """The step of a file of weights, and the hash of each that is of Q or K."""
     try:
-        hashes = {name: tensor_hash(weight) for name, weight in load_file(path).items() if name in expected}
+        if path.name == "best.safetensors":
+            with safe_open(path, framework="pt") as file:
+                step = int(json.loads(file.metadata()["oelm"])["step"])
+        else:
+            step = step_of(path.parent)
+        weights = load_file(path)
+        return step, {name: tensor_hash(weight) for name, weight in weights.items() if ".attention." in name}
     except Exception as error:  # safetensors raises its own and OSErrors, numpy TypeErrors for types it does not know
         raise UserError(f"{path} cannot be read: {error}") from None
-    return [Finding(name, place, hashes.get(name) == digest) for name, digest in expected.items()]
 
 
-def _record(folder: RunFolder, event: str, step: int, hashes: dict[str, str]) -> None:
-    path = folder.path / FILE
-    others = [other for other in _events(folder) if other["event"] != event] if path.exists() else []
-    write_json(path, {"events": [*others, {"event": event, "step": step, "sha256": hashes}]})
+def _held(events: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """The hashes of what is frozen after some events."""
+    held: dict[str, str] = {}
+    for event in events:
+        if event["event"] == "freeze":
+            held |= event["sha256"]
+        elif event["event"] == "thaw":
+            held = {name: digest for name, digest in held.items() if name not in event["sha256"]}
+    return held
+
+
+def _before(events: list[dict[str, Any]], step: int) -> list[dict[str, Any]]:
+    """The events before a checkpoint of this step; what is frozen from birth always is."""
+    return [event for i, event in enumerate(events) if i == 0 or event["step"] < step]
+
+
+def _event(kind: str, step: int, model: GPT, names: Iterable[str]) -> dict[str, Any]:
+    return {"event": kind, "step": step, "sha256": {name: tensor_hash(model.get_parameter(name)) for name in names}}
 
 
 def _events(folder: RunFolder) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = read_json(folder.path / FILE, SHAPE)["events"]
     return events
+
+
+def _write(folder: RunFolder, events: list[dict[str, Any]]) -> None:
+    write_json(folder.path / FILE, {"events": events})

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,18 +73,22 @@ def save_best(folder: Path, weights: Mapping[str, Tensor], step: int, loss: floa
     write_whole(folder / "best.safetensors", serialize(dict(weights), metadata=about))
 
 
+@dataclass(frozen=True)
+class Expected:
+    """What a checkpoint must be like: which parameters it has moments of, and the hashes of its frozen matrices."""
+
+    trained: set[str]
+    frozen: dict[str, str]
+
+
 def newest(
-    folder: Path,
-    say: Callable[[str], None],
-    model: nn.Module,
-    moments: Mapping[str, Tensor],
-    frozen_hashes: Mapping[str, str],
+    folder: Path, say: Callable[[str], None], model: nn.Module, expected: Callable[[int], Expected]
 ) -> Path | None:
     """The newest checkpoint that can be used, passing over damaged ones aloud. None where there is none at all."""
     damaged: list[Path] = []
     for path in by_age(folder):
         try:
-            check(path, model, moments, frozen_hashes)
+            check(path, model, expected(step_of(path)))
         except DamagedError as damage:
             say(f"checkpoint {path} cannot be used: {damage}; trying the one before it")
             damaged.append(path)
@@ -120,7 +125,7 @@ def last(folder: Path) -> Path | None:
     return folder / pointer.read_text() if pointer.exists() else None
 
 
-def check(path: Path, model: nn.Module, moments: Mapping[str, Tensor], frozen_hashes: Mapping[str, str]) -> None:
+def check(path: Path, model: nn.Module, expected: Expected) -> None:
     """Raises DamagedError unless the checkpoint is whole, of this model's shape, and true to the frozen matrices."""
     try:
         read_state(path)
@@ -130,9 +135,11 @@ def check(path: Path, model: nn.Module, moments: Mapping[str, Tensor], frozen_ha
         load_file(path / "clock.safetensors")["step_times"]
     except (OSError, UserError, ValueError, KeyError, SafetensorError) as error:
         raise DamagedError(f"cut short or damaged ({error})") from None
-    _same_shapes(_shapes(saved), _shapes(weights(model)))
-    _same_shapes(found, _shapes(moments))
-    for name, digest in frozen_hashes.items():
+    shapes = _shapes(weights(model))
+    _same_shapes(_shapes(saved), shapes)
+    moments = {f"{name}.{key}": shapes[name] for name in expected.trained for key in ("exp_avg", "exp_avg_sq")}
+    _same_shapes(found, moments | {f"{name}.step": () for name in expected.trained})
+    for name, digest in expected.frozen.items():
         if name not in saved or tensor_hash(saved[name]) != digest:
             raise DamagedError(f"the frozen matrix {name} is not the one that was frozen")
 
@@ -176,7 +183,12 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 def by_age(folder: Path) -> list[Path]:
     """Finished checkpoints, newest first."""
     steps = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
-    return sorted(steps, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+    return sorted(steps, key=step_of, reverse=True)
+
+
+def step_of(path: Path) -> int:
+    """The step of a checkpoint, from its name."""
+    return int(path.name.removeprefix("step-"))
 
 
 def _sync(path: Path) -> None:

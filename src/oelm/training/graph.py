@@ -6,7 +6,7 @@ and norms stay on the device until someone asks for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from oelm.config import RunConfig
 from oelm.data.batches import Ahead, Batches
-from oelm.fast.adamw import corrections
+from oelm.fast.adamw import settings
 from oelm.fast.adamw_kernels import FusedAdamW
 from oelm.fast.working import Working
 from oelm.model.gpt import GPT
 from oelm.training.schedule import learning_rate
-from oelm.training.step import Engine
+from oelm.training.step import Engine, Resting, carry_over
 from oelm.training.world import World
 
 PLANNED_STEPS = 256  # at least the five that a rehearsal takes
@@ -36,34 +36,47 @@ class GraphEngine(Engine):
     def __init__(self, model: GPT, config: RunConfig, world: World, batches: Batches) -> None:
         super().__init__(model, config, world, batches)
         self._betas = (config.beta1, config.beta2)
-        self._working = Working(model, config, self.precision)
-        self._eager_trunk = self._working.trunk
-        self._trunk = cast(Any, torch.compile(self._eager_trunk, dynamic=False))
-        self._update = FusedAdamW(self._working.flat, self._betas, config.grad_clip)
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._plan = Plan(config, batches, world.device, self._betas)
         self._corpus = _resident(batches.tokens, world.device)
         self._staged = Ahead(batches, 0, 1, 1, config.num_workers)  # for a corpus that does not fit on the device
         self._sequences = torch.zeros(config.batch_size, config.seq_len + 1, dtype=torch.long, device=world.device)
+        self._open()
+
+    def _open(self) -> None:
+        """Lays the model out for what trains of it now."""
+        self._working = Working(self.model, self.config, self.precision)
+        self._eager_trunk = self._working.trunk
+        self._trunk = cast(Any, torch.compile(self._eager_trunk, dynamic=False))
+        self._plan = Plan(self.config, self.batches, self.world.device, self._updated)
+        self._graphs: dict[Resting, torch.cuda.CUDAGraph] = {}
+        self._updates: dict[Resting, FusedAdamW] = {}
+
+    def rebuild(self) -> None:
+        before = {name: tensor.clone() for name, tensor in self.moments().items()}
+        self._open()
+        carry_over(before, self.moments())
 
     def step(self, step: int) -> None:
-        if self._graph is None:
+        resting = self.resting(step)
+        if resting not in self._graphs:
             self.rehearse(step)
-        assert self._graph is not None
         self._prepare(step)
-        self._graph.replay()
-        self._working.flat.updates.add_(1)
+        self._graphs[resting].replay()
+        self._working.flat.updates += torch.from_numpy(self._updated(step))
         self._plan.done(step)
 
     def results(self) -> list[tuple[float, float]]:
         return self._plan.results()
 
     def rehearse(self, step: int) -> float:
+        """Records the step, and the one after it where other matrices rest in that."""
+        seconds = 0.0
         with self._unchanged():
-            self._prepare(step)
-            self._capture()
-            assert self._graph is not None
-            seconds = self._timed(self._graph.replay)
+            for number in (step + 1, step) if step + 1 < self.config.max_steps else (step,):
+                self._plan.forget()
+                self._prepare(number)
+                if (resting := self.resting(number)) not in self._graphs:
+                    self._capture(resting)
+                    seconds = self._timed(self._graphs[resting].replay)
         self._plan.forget()
         return seconds
 
@@ -86,31 +99,39 @@ class GraphEngine(Engine):
         self._working.refresh()
         self._plan.forget()
 
+    def _updated(self, step: int) -> npt.NDArray[np.float32]:
+        """1 for each unit that is updated in a step, 0 for those that rest."""
+        resting = self.resting(step)
+        return np.array([unit.name not in resting for unit in self._working.flat.units], dtype=np.float32)
+
     def _prepare(self, step: int) -> None:
-        self._plan.reach(step, self._working.flat.updates.item())
+        self._plan.reach(step, self._working.flat.updates.numpy(), self._betas)
         if self._corpus is None:
             (batch,) = self._staged.take(step)
             self._sequences[:, :-1].copy_(self.to_device(batch.inputs))
             self._sequences[:, -1].copy_(self.to_device(batch.targets[:, -1]))
 
-    def _capture(self) -> None:
-        """Records the step. It runs first outside the recording, so that everything is compiled and allocated."""
-        self._working.trunk = self._trunk
+    def _capture(self, resting: Resting) -> None:
+        """Records a step. It runs first outside the recording, so that everything is compiled and allocated."""
+        working, config = self._working, self.config
+        units = [i for i, unit in enumerate(working.flat.units) if unit.name not in resting]
+        update = FusedAdamW(working.flat, units, self._betas, config.grad_clip)
+        working.trunk = self._trunk
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
-                loss = self._gradients()
-                self._update.aim(self._working.gradient)
-                self._apply(loss)
+                self._compute(resting, update)
         torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._apply(self._gradients())
-        self._update.aim(self._working.gradient)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._compute(resting, update)
+        working.weight_gradients.settle()
+        update.settle()
+        self._graphs[resting], self._updates[resting] = graph, update  # whose tables the graph reads
 
-    def _gradients(self) -> Tensor:
-        """The loss of the step that is next in the plan, and its gradient."""
+    def _compute(self, resting: Resting, update: FusedAdamW) -> None:
+        """The step that is next in the plan: loss, gradient, update, a note of the outcome."""
         config, plan = self.config, self._plan
         if self._corpus is not None:
             self._sequences = _gather(self._corpus, plan.now(plan.starts)[0], config.seq_len + 1)
@@ -119,13 +140,9 @@ class GraphEngine(Engine):
         for micro in range(config.accumulation):
             part = slice(micro * size, (micro + 1) * size)
             inputs, targets = self._sequences[part, :-1], self._sequences[part, 1:]
-            total += self._working.gradients(inputs, targets, rows[part], 1 / config.tokens_per_step, micro > 0)
-        return total / config.tokens_per_step
-
-    def _apply(self, loss: Tensor) -> None:
-        """Updates the weights, notes loss and norm, and goes on to the next step of the plan."""
-        norm = self._update(self._plan.now(self._plan.settings))
-        self._plan.advance(loss, norm)
+            total += self._working.gradients(inputs, targets, rows[part], 1 / config.tokens_per_step, micro, resting)
+        norm = update(self._working.gradient, plan.now(plan.settings)[0])
+        plan.advance(total / config.tokens_per_step, norm)
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
@@ -143,19 +160,25 @@ class GraphEngine(Engine):
 class Plan:
     """The steps to come, on the device: which sequences, at what rate; and the losses of those that are done."""
 
-    def __init__(self, config: RunConfig, batches: Batches, device: torch.device, betas: tuple[float, float]) -> None:
-        self._config, self._batches, self._betas = config, batches, betas
+    def __init__(
+        self,
+        config: RunConfig,
+        batches: Batches,
+        device: torch.device,
+        updated: Callable[[int], npt.NDArray[np.float32]],
+    ) -> None:
+        self._config, self._batches, self._updated = config, batches, updated
         self.starts = torch.zeros(PLANNED_STEPS, config.batch_size, dtype=torch.long, device=device)
         self.rows = torch.zeros_like(self.starts)
-        self.settings = torch.zeros(PLANNED_STEPS, 3, device=device)  # rate, corrections of the two moments
+        self.settings = torch.zeros(PLANNED_STEPS, len(updated(0)), 3, device=device)  # as adamw.settings gives them
         self._losses = torch.zeros(PLANNED_STEPS, 2, device=device)
         self._place = torch.zeros(1, dtype=torch.long, device=device)  # of the next step
         self._steps = range(0)
         self._unread = range(0)  # steps whose losses nobody has asked for yet
         self._read: list[tuple[float, float]] = []
 
-    def reach(self, step: int, updates: float) -> None:
-        """Makes sure that the plan goes on with this step, which comes after so many updates.
+    def reach(self, step: int, updates: npt.NDArray[Any], betas: tuple[float, float]) -> None:
+        """Makes sure that the plan goes on with this step, before which each unit was updated so many times.
 
         The new plan takes its place in the device's own order: steps begun before still see the old one.
         """
@@ -164,14 +187,12 @@ class Plan:
         self._read = self.results()
         self._steps = range(step, min(step + PLANNED_STEPS, self._config.max_steps))
         rows = np.stack([self._batches.rows(number) for number in self._steps])
-        settings = [
-            (learning_rate(self._config, number), *corrections(updates + 1 + i, self._betas))
-            for i, number in enumerate(self._steps)
-        ]
+        rates = np.array([learning_rate(self._config, number) for number in self._steps])
+        counts = updates + np.cumsum([self._updated(number) for number in self._steps], axis=0)
         for buffer, values in (
             (self.rows, rows),
             (self.starts, self._batches.starts(rows.reshape(-1)).reshape(rows.shape)),
-            (self.settings, np.array(settings, dtype=np.float32)),
+            (self.settings, settings(rates[:, None], counts, betas)),
         ):
             buffer[: len(self._steps)].copy_(torch.from_numpy(values).pin_memory(), non_blocking=True)
         self._place.zero_()

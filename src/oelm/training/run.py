@@ -19,7 +19,7 @@ from oelm.data.batches import Batches, Corpus
 from oelm.data.tokenizer import TOKENIZER_FILE, open_tokenizer
 from oelm.errors import InterruptedRunError, RunFailedError, UserError
 from oelm.model.generate import generate
-from oelm.model.gpt import GPT
+from oelm.model.gpt import GPT, side_of
 from oelm.runfolder import Heart, RunFolder, append_line, cut_lines, write_json, write_whole
 from oelm.training import audit, checkpoint
 from oelm.training.background import Background
@@ -27,7 +27,7 @@ from oelm.training.clock import Clock, StepTimer, formatted
 from oelm.training.evaluate import diagnose, evaluate
 from oelm.training.manifest import device_name, manifest, session
 from oelm.training.observe import Observer, Progress, perplexity
-from oelm.training.schedule import learning_rate
+from oelm.training.schedule import learning_rate, trained_sides
 from oelm.training.step import open_engine
 from oelm.training.world import World
 
@@ -101,7 +101,9 @@ class Run:
 
     def _restore(self, model: GPT, path: Path | None) -> None:
         """Goes to the checkpoint that the first process has chosen, and forgets what was recorded after it."""
-        chosen = int(self.world.sum([float(path.name.removeprefix("step-")) if path else 0.0])[0])
+        chosen = int(self.world.sum([float(checkpoint.step_of(path)) if path else 0.0])[0])
+        if model.train_sides(trained_sides(self.config, max(chosen - 1, 0))):
+            self.engine.rebuild()
         if chosen:
             path = self.folder.checkpoints / f"step-{chosen}"
             state = checkpoint.load(path, model, self.engine.moments())
@@ -112,6 +114,7 @@ class Run:
             self.say(f"resumed from {path}")
         if self.heart:
             self.heart.at(self.step)
+            audit.rewind(self.folder, self.step)
             for lines in (self.folder.metrics, self.folder.evals):
                 cut_lines(lines, self.step - 1 if self.due else self.step)
             content = self.folder.manifest()
@@ -120,7 +123,12 @@ class Run:
             write_json(self.folder.path / "manifest.json", content)
 
     def _choose_checkpoint(self, model: GPT) -> Path | None:
-        moments, frozen = self.engine.moments(), audit.hashes_at_freeze(self.folder)
+        def expected(step: int) -> checkpoint.Expected:
+            trained = trained_sides(self.config, max(step - 1, 0))
+            frozen = {name for name in model.query_key_weights() if not trained[side_of(name)]}
+            names = {name for name, _ in model.named_parameters()} - frozen
+            return checkpoint.Expected(names, audit.frozen_hashes(self.folder, step))
+
         if self.config.goes_back:
             path = Path(self.config.resume).resolve()
             there = checkpoint.by_age(self.folder.checkpoints.resolve())
@@ -130,11 +138,11 @@ class Run:
                     f"--resume {self.config.resume} is not a checkpoint of {self.folder.path}; it has: {names}"
                 )
             try:
-                checkpoint.check(path, model, moments, frozen)
+                checkpoint.check(path, model, expected(checkpoint.step_of(path)))
             except checkpoint.DamagedError as damage:
                 raise UserError(f"--resume {self.config.resume} cannot be used: {damage}") from None
             checkpoint.go_back(path)
-        return checkpoint.newest(self.folder.checkpoints, self.say, model, moments, frozen)
+        return checkpoint.newest(self.folder.checkpoints, self.say, model, expected)
 
     def _announce(self) -> None:
         if not self.world.leads:
@@ -164,6 +172,7 @@ class Run:
         return self.step % interval == 0 or self.step == self.config.max_steps
 
     def train(self) -> None:
+        self._freeze_or_thaw()
         with self.clock.part("training"):
             self.timer.begin()
             self.engine.step(self.step)
@@ -172,6 +181,23 @@ class Run:
         self.due = True
         if self.heart:
             self.heart.at(self.step)
+
+    def _freeze_or_thaw(self) -> None:
+        """Changes what trains, where the variant says so before the next step."""
+        model = self.engine.model
+        if not (changed := model.train_sides(trained_sides(self.config, self.step))):
+            return
+        self.collect()
+        with self.clock.part("compiling"):
+            self.engine.rebuild()
+            self.engine.rehearse(self.step)
+        self.timer.pause()
+        if self.world.leads:
+            audit.change(self.folder, model, self.step, changed)
+        frozen = sum(not model.get_parameter(name).requires_grad for name in changed)
+        for count, what in ((frozen, "frozen"), (len(changed) - frozen, "thawed")):
+            if count:
+                self.say(f"{count} matrices {what} after step {self.step}")
 
     def collect(self) -> None:
         """Fetches the losses that are still on the device, and stops the run where one is not finite."""

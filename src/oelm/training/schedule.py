@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step."""
+"""What changes in the course of a run, as pure functions of the step: the learning rate, and what of Q and K trains."""
 
 import math
 
@@ -16,3 +16,13 @@ def learning_rate(config: RunConfig, step: int) -> float:
         return config.max_lr * (step + 1) / config.warmup_steps
     done = (step - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps)
     return config.min_lr + 0.5 * (config.max_lr - config.min_lr) * (1 + math.cos(math.pi * done))
+
+
+def trained_sides(config: RunConfig, step: int) -> dict[str, bool]:
+    """Which of Q and K belong to what is optimised in update number `step`."""
+    return {name: side.when.trains(step, config.max_steps) for name, side in config.variant.sides.items()}
+
+
+def resting_sides(config: RunConfig, step: int) -> set[str]:
+    """Which of those are left out in this update all the same."""
+    return {name for name, side in config.variant.sides.items() if side.when.rests(step)}

@@ -11,7 +11,7 @@ import math
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -24,9 +24,11 @@ from torch.nn.parallel import DistributedDataParallel
 from oelm.config import RunConfig
 from oelm.data.batches import Ahead, Batches, MicroBatch
 from oelm.errors import UserError
-from oelm.model.gpt import GPT
-from oelm.training.schedule import learning_rate
+from oelm.model.gpt import GPT, side_of
+from oelm.training.schedule import learning_rate, resting_sides
 from oelm.training.world import World
+
+Resting = frozenset[str]  # names of matrices that a step leaves out, although they are trained
 
 # Logits held at once while scoring, in elements: as large as pays off on the device.
 LOGITS = {"cpu": 2**24, "cuda": 2**28}
@@ -59,6 +61,15 @@ class Engine(ABC):
         self.world = world
         self.batches = batches
         self.precision = precision_of(config, world.device)
+
+    def resting(self, step: int) -> Resting:
+        """The matrices that a step leaves out, although they are trained."""
+        sides = resting_sides(self.config, step)
+        return frozenset(name for name in self.model.query_key_weights() if side_of(name) in sides)
+
+    @abstractmethod
+    def rebuild(self) -> None:
+        """Takes note that other parameters train from now on; those that go on training keep their moments."""
 
     @abstractmethod
     def step(self, step: int) -> None:
@@ -123,8 +134,21 @@ class TorchEngine(Engine):
         self._scaler = torch.amp.GradScaler("cuda", enabled=self.precision == torch.float16)
         self._ahead = Ahead(batches, world.rank, world.size, config.accumulation, config.num_workers)
         self._pending: list[Tensor] = []
-        forward = cast(nn.Module, torch.compile(model)) if compiled else model
-        self._forward = _distributed(forward) if world.size > 1 else forward
+        self._forward = self._wrapped()
+
+    def _wrapped(self) -> nn.Module:
+        forward = cast(nn.Module, torch.compile(self.model)) if self.name == "compile" else self.model
+        if self.world.size == 1:
+            return forward
+        # A matrix that rests for a step takes no part in it.
+        rests = any(side.when.kind == "every" for side in self.config.variant.sides.values())
+        return _distributed(forward, find_unused_parameters=rests)
+
+    def rebuild(self) -> None:
+        before = self.moments()
+        self._optimizer = build_optimizer(self.model, self.config)
+        carry_over(before, self.moments())
+        self._forward = self._wrapped()
 
     def step(self, step: int) -> None:
         loss = self._gradients(step)
@@ -165,10 +189,10 @@ class TorchEngine(Engine):
 
     def moments(self) -> dict[str, Tensor]:
         return {
-            f"{name}.{key}": self._optimizer.state[parameter][key]
+            f"{name}.{key}": tensor
             for name, parameter in self.model.named_parameters()
-            if parameter.requires_grad
-            for key in ("exp_avg", "exp_avg_sq", "step")
+            if parameter in self._optimizer.state
+            for key, tensor in self._optimizer.state[parameter].items()
         }
 
     def state(self) -> dict[str, Any]:
@@ -179,8 +203,17 @@ class TorchEngine(Engine):
             self._scaler.load_state_dict(state["scaler"])
 
     def _gradients(self, step: int) -> Tensor:
+        resting = [self.model.get_parameter(name) for name in self.resting(step)]
+        for parameter in resting:
+            parameter.requires_grad_(False)
+        try:
+            return self._summed_gradients(self._ahead.take(step))
+        finally:
+            for parameter in resting:
+                parameter.requires_grad_()
+
+    def _summed_gradients(self, micro_batches: list[MicroBatch]) -> Tensor:
         total = torch.zeros((), device=self.world.device)
-        micro_batches = self._ahead.take(step)
         for micro, batch in enumerate(micro_batches):
             ddp = self._forward if isinstance(self._forward, DistributedDataParallel) else None
             last = micro == len(micro_batches) - 1
@@ -200,13 +233,15 @@ class TorchEngine(Engine):
         return torch.autocast("cuda", self.precision, enabled=self.precision != torch.float32)
 
 
-def _distributed(module: nn.Module) -> DistributedDataParallel:
+def _distributed(module: nn.Module, find_unused_parameters: bool) -> DistributedDataParallel:
     """Gradients averaged over the processes. Nothing else travels: buffers are constants, frozen matrices as well."""
     known = inspect.signature(DistributedDataParallel).parameters
     buffers: dict[str, Any] = {"broadcast_buffers": False}
     if "forward_sync_buffers" in known:  # the same from torch 2.13 on
         buffers = {"forward_sync_buffers": False}
-    return DistributedDataParallel(module, gradient_as_bucket_view=True, **buffers)
+    return DistributedDataParallel(
+        module, gradient_as_bucket_view=True, find_unused_parameters=find_unused_parameters, **buffers
+    )
 
 
 def build_optimizer(model: GPT, config: RunConfig) -> torch.optim.AdamW:
@@ -231,6 +266,13 @@ def build_optimizer(model: GPT, config: RunConfig) -> torch.optim.AdamW:
             "exp_avg_sq": torch.zeros_like(parameter),
         }
     return optimizer
+
+
+@torch.no_grad()
+def carry_over(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
+    """Copies the moments of what trained before and still does; those of what begins to train are zero."""
+    for name in before.keys() & after.keys():
+        after[name].copy_(before[name])
 
 
 def precision_of(config: RunConfig, device: torch.device) -> torch.dtype:

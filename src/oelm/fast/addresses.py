@@ -1,0 +1,28 @@
+"""Where tensors lie, told to kernels by a table on the device, since a kernel takes only so many arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Addresses:
+    """A table of numbers on the device. What is noted while a CUDA graph is captured gets there by `settle` after it."""
+
+    def __init__(self, rows: int, columns: int, device: torch.device) -> None:
+        self.table = torch.zeros(rows, columns, dtype=torch.long, device=device)
+        self._noted: list[tuple[int, Tensor]] = []
+
+    def note(self, row: int, values: Sequence[int]) -> Tensor:
+        """Writes a row, as soon as possible, and returns it."""
+        self._noted.append((row, torch.tensor(values)))
+        if not (self.table.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self.settle()
+        return self.table[row]
+
+    def settle(self) -> None:
+        noted, self._noted = self._noted, []
+        for row, values in noted:
+            self.table[row].copy_(values)

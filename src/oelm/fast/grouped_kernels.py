@@ -1,0 +1,144 @@
+"""Many weight gradients in one launch, for NVIDIA GPUs, in Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from oelm.fast.addresses import Addresses
+from oelm.fast.products import Job
+
+SIDE, DEEP = 128, 64  # of a tile, in both directions; and how many tokens are added up at a time
+
+
+def fit(jobs: Sequence[Job]) -> bool:
+    """Whether the kernel can do these: bf16, whole tiles only."""
+    return bool(jobs) and all(
+        job.x.dtype == torch.bfloat16
+        and len(job.x) % DEEP == 0
+        and job.out.shape[0] % SIDE == 0
+        and job.out.shape[1] % SIDE == 0
+        and job.out.is_contiguous()
+        and all(_in_words(factor) for factor in (job.gradient, job.x))
+        for job in jobs
+    )
+
+
+def _in_words(factor: Tensor) -> bool:
+    return factor.stride(1) == 1 and factor.stride(0) % 64 == 0 and factor.data_ptr() % 16 == 0
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """The tiles of some jobs (each with the number of its job, and its place in the gradient), and where those lie."""
+
+    jobs: Tensor
+    tops: Tensor
+    lefts: Tensor
+    where: Addresses
+
+
+class Grouped:
+    """out (+)= gradientᵀ·x of many jobs at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._tiles: dict[tuple[int, ...], _Tiles] = {}
+
+    def __call__(self, jobs: Sequence[Job], micro: int, add: bool) -> None:
+        """micro: the number of the call, among those of a step; each has addresses of its own."""
+        key = (micro, *(job.out.data_ptr() for job in jobs))
+        if key not in self._tiles:
+            self._tiles[key] = self._cut(jobs)
+        tiles = self._tiles[key]
+        rows = [
+            tiles.where.note(row, values)
+            for row, values in enumerate(
+                (
+                    [job.gradient.data_ptr() for job in jobs],
+                    [job.x.data_ptr() for job in jobs],
+                    [job.out.data_ptr() for job in jobs],
+                    [job.gradient.stride(0) for job in jobs],
+                    [job.x.stride(0) for job in jobs],
+                    [job.out.shape[1] for job in jobs],
+                )
+            )
+        ]
+        _weight_gradients[(len(tiles.jobs),)](
+            *rows,
+            tiles.jobs,
+            tiles.tops,
+            tiles.lefts,
+            tokens=len(jobs[0].x),
+            add=add,
+            narrow=jobs[0].out.dtype == torch.bfloat16,
+            side=SIDE,
+            deep=DEEP,
+            num_warps=4,
+            num_stages=3,
+        )
+
+    def settle(self) -> None:
+        for tiles in self._tiles.values():
+            tiles.where.settle()
+
+    def _cut(self, jobs: Sequence[Job]) -> _Tiles:
+        tiles = [
+            (number, top, left)
+            for number, job in enumerate(jobs)
+            for top in range(0, job.out.shape[0], SIDE)
+            for left in range(0, job.out.shape[1], SIDE)
+        ]
+        numbers, tops, lefts = torch.tensor(tiles, dtype=torch.int32, device=self._device).T.contiguous()
+        return _Tiles(numbers, tops, lefts, Addresses(6, len(jobs), self._device))
+
+
+@triton.jit
+def _at(address, kind: tl.constexpr):
+    return tl.multiple_of(address.to(tl.pointer_type(kind)), 16)
+
+
+@triton.jit
+def _weight_gradients(
+    gradients,
+    xs,
+    outs,
+    gradient_strides,
+    x_strides,
+    widths,
+    jobs,
+    tops,
+    lefts,
+    tokens: tl.constexpr,
+    add: tl.constexpr,
+    narrow: tl.constexpr,
+    side: tl.constexpr,
+    deep: tl.constexpr,
+):
+    job = tl.load(jobs + tl.program_id(0))
+    top = tl.multiple_of(tl.load(tops + tl.program_id(0)), side)
+    left = tl.multiple_of(tl.load(lefts + tl.program_id(0)), side)
+    gradient_stride = tl.multiple_of(tl.load(gradient_strides + job), 64)
+    x_stride = tl.multiple_of(tl.load(x_strides + job), 64)
+    token = tl.arange(0, deep)
+    row, column = top + tl.arange(0, side), left + tl.arange(0, side)
+    gradient = _at(tl.load(gradients + job), tl.bfloat16) + token[:, None] * gradient_stride + row[None, :]
+    x = _at(tl.load(xs + job), tl.bfloat16) + token[:, None] * x_stride + column[None, :]
+    total = tl.zeros((side, side), tl.float32)
+    for _ in range(0, tokens, deep):
+        total = tl.dot(tl.load(gradient).T, tl.load(x), total)
+        gradient += deep * gradient_stride
+        x += deep * x_stride
+    places = row[:, None] * tl.multiple_of(tl.load(widths + job), side) + column[None, :]
+    if narrow:  # noqa: SIM108
+        out = _at(tl.load(outs + job), tl.bfloat16) + places
+    else:
+        out = _at(tl.load(outs + job), tl.float32) + places
+    if add:
+        total += tl.load(out)
+    tl.store(out, total.to(out.dtype.element_ty))
