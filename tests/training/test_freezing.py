@@ -1,7 +1,8 @@
-"""Freezing, thawing and resting in the course of a run: what moves when, what is recorded, and that it can be resumed."""
+"""Freezing, thawing and resting in the course of a run: what moves when, what is recorded, and resuming."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +44,7 @@ def history(folder: RunFolder, name: str) -> list[Tensor]:
 def moves(folder: RunFolder, name: str) -> list[bool]:
     """Whether a tensor moved from each checkpoint to the next."""
     tensors = history(folder, name)
-    return [not torch.equal(a, b) for a, b in zip(tensors, tensors[1:], strict=False)]
+    return [not torch.equal(a, b) for a, b in itertools.pairwise(tensors)]
 
 
 @pytest.mark.usefixtures("kept")

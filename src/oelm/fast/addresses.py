@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Addresses:
-    """A table of numbers on the device. What is noted while a CUDA graph is captured gets there by `settle` after it."""
+    """A table of numbers on the device. What is noted during a capture of a CUDA graph gets there by `settle`."""
 
     def __init__(self, rows: int, columns: int, device: torch.device) -> None:
         self.table = torch.zeros(rows, columns, dtype=torch.long, device=device)
