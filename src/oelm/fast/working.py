@@ -44,7 +44,6 @@ class Working:
         self.vocab_size = config.vocab_size
         self.model = copy.deepcopy(model)
         self.flat = Flat(_units(model, config), precision)
-        self.trunk = self.model.trunk
         self.weight_gradients = WeightGradients(self.flat.weights.device)
         self._numbers = {unit.name: i for i, unit in enumerate(self.flat.units)}
         self._table, *_ = self.flat.by_unit(self.flat.weights)
@@ -119,7 +118,7 @@ class Working:
 
     def _hidden(self, embedded: Tensor, rows: Tensor | None) -> Tensor:
         with torch.autocast(embedded.device.type, self.precision, enabled=self.precision != torch.float32):
-            return self.trunk(embedded, rows).to(self.precision)
+            return self.model.trunk(embedded, rows).to(self.precision)
 
     def _job(self, matrix: _Matrix, gradient: Tensor) -> Job:
         assert matrix.product.x is not None

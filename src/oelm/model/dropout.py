@@ -17,10 +17,14 @@ WORD = 0xFFFF_FFFF
 class Dropout(nn.Module):
     """Zeroes a share of the activations at one place of the model, and scales the rest."""
 
+    key: Tensor
+
     def __init__(self, share: float, seed: int, place: str) -> None:
         super().__init__()
         self.share = share
-        self._key = int.from_bytes(hashlib.sha256(f"{seed}/dropout/{place}".encode()).digest()[:4], "big")
+        key = int.from_bytes(hashlib.sha256(f"{seed}/dropout/{place}".encode()).digest()[:4], "big")
+        # A tensor, so that a compiler sees no difference between the layers of a model.
+        self.register_buffer("key", torch.tensor(key), persistent=False)
 
     def forward(self, x: Tensor, rows: Tensor | None) -> Tensor:
         """x: (batch, …); rows: the sequences' numbers, (batch,)."""
@@ -28,7 +32,7 @@ class Dropout(nn.Module):
             return x
         if rows is None:
             raise ValueError("a model with dropout trains on numbered sequences: pass rows")
-        kept = _bits(x.shape, rows, self._key) >= int(self.share * 2**32)
+        kept = _bits(x.shape, rows, self.key) >= int(self.share * 2**32)
         return x * kept / (1 - self.share)
 
     @property
@@ -36,7 +40,7 @@ class Dropout(nn.Module):
         return self.training and self.share > 0
 
 
-def _bits(shape: torch.Size, rows: Tensor, key: int) -> Tensor:
+def _bits(shape: torch.Size, rows: Tensor, key: Tensor) -> Tensor:
     """32 random bits per element. Two words per row and two rounds: no two rows' streams are shifts of each other."""
     first = _mix(_mix((rows & WORD) ^ key) ^ (rows >> 32))
     second = _mix(first ^ key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,9 @@ from oelm.training.world import World
 
 PLANNED_STEPS = 256  # at least the five that a rehearsal takes
 SCORED_TOKENS = 2**15
+# Shapes and kinds of block that a process may compile, rather than fall back to eager ones without a word.
+torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+
 RESIDENT_SHARE = 0.5  # of the free memory, at most, goes to the corpus
 
 
@@ -44,8 +47,8 @@ class GraphEngine(Engine):
     def _open(self) -> None:
         """Lays the model out for what trains of it now."""
         self._working = Working(self.model, self.config, self.precision)
-        self._eager_trunk = self._working.trunk
-        self._trunk = cast(Any, torch.compile(self._eager_trunk, dynamic=False))
+        for block in self._working.model.blocks:
+            block.compile(dynamic=False)  # once for all, since they are alike
         self._plan = Plan(self.config, self.batches, self.world.device, self._updated)
         self._graphs: dict[Resting, torch.cuda.CUDAGraph] = {}
         self._updates: dict[Resting, FusedAdamW] = {}
@@ -81,10 +84,10 @@ class GraphEngine(Engine):
         return seconds
 
     def score(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        whole = inputs.shape == (self.scored_tokens // self.config.seq_len, self.config.seq_len)
-        self._working.trunk = self._trunk if whole else self._eager_trunk  # compiled for one shape only
         self._working.model.eval()
-        summed = self._working.score(inputs, targets)
+        whole = inputs.shape == (self.scored_tokens // self.config.seq_len, self.config.seq_len)
+        with torch.compiler.set_stance("default" if whole else "force_eager"):  # compiled for one shape only
+            summed = self._working.score(inputs, targets)
         self._working.model.train()
         return summed
 
@@ -116,7 +119,6 @@ class GraphEngine(Engine):
         working, config = self._working, self.config
         units = [i for i, unit in enumerate(working.flat.units) if unit.name not in resting]
         update = FusedAdamW(working.flat, units, self._betas, config.grad_clip)
-        working.trunk = self._trunk
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
