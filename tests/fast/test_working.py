@@ -95,7 +95,8 @@ def test_a_block_is_compiled_once_for_all_layers(tiny: Tiny) -> None:
     working, counter = Working(GPT(config, config.seed), config, torch.float32), CompileCounter()
     for block in working.model.blocks:
         block.compile(dynamic=False, backend=counter)
-    working.gradients(*map(torch.from_numpy, data_of(config).batch(0)), 1.0)
+    inputs, targets, rows = map(torch.from_numpy, data_of(config).batch(0))
+    working.gradients(inputs, targets, rows, 1.0)
     assert counter.frame_count == 2
 
 
