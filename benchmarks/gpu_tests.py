@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -29,6 +30,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", f"--junit-xml={report}", *TESTS]
+        if importlib.util.find_spec("xdist"):  # most of the time goes into compiling
+            command += ["-p", "xdist", "-n", "6"]
         code = subprocess.run(command, env={**os.environ, "OELM_REQUIRE": "cuda"}).returncode
         ended = outcomes(report)
     passed = sum(outcome == "passed" for outcome in ended.values())
