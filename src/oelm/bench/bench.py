@@ -146,4 +146,4 @@ def cells(result: dict[str, Any]) -> list[tuple[str, ...]]:
 def _saving(entry: dict[str, Any], first: dict[str, Any]) -> str:
     """What a variant saves against the first, as a share of what its floor says it could."""
     possible = first["floor_ms"] - entry["floor_ms"]
-    return f"{(first['ms'] - entry['ms']) / possible:.0%}" if possible > 0 else "–"
+    return f"{(first['ms'] - entry['ms']) / possible:.0%}" if possible > 1e-6 else "–"

@@ -49,6 +49,7 @@ class GraphEngine(Engine):
         self._working = Working(self.model, self.config, self.precision)
         for block in self._working.model.blocks:
             block.compile(dynamic=False)  # once for all, since they are alike
+        self._masks: dict[Resting, npt.NDArray[np.float32]] = {}
         self._plan = Plan(self.config, self.batches, self.world.device, self._updated)
         self._graphs: dict[Resting, torch.cuda.CUDAGraph] = {}
         self._updates: dict[Resting, FusedAdamW] = {}
@@ -105,7 +106,10 @@ class GraphEngine(Engine):
     def _updated(self, step: int) -> npt.NDArray[np.float32]:
         """1 for each unit that is updated in a step, 0 for those that rest."""
         resting = self.resting(step)
-        return np.array([unit.name not in resting for unit in self._working.flat.units], dtype=np.float32)
+        if resting not in self._masks:
+            names = [unit.name for unit in self._working.flat.units]
+            self._masks[resting] = np.array([name not in resting for name in names], dtype=np.float32)
+        return self._masks[resting]
 
     def _prepare(self, step: int) -> None:
         self._plan.reach(step, self._working.flat.updates.numpy(), self._betas)

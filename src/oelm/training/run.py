@@ -27,7 +27,7 @@ from oelm.training.clock import Clock, StepTimer, formatted
 from oelm.training.evaluate import diagnose, evaluate
 from oelm.training.manifest import device_name, manifest, session
 from oelm.training.observe import Observer, Progress, perplexity
-from oelm.training.schedule import learning_rate, trained_sides
+from oelm.training.schedule import changes, learning_rate, trained_sides
 from oelm.training.step import open_engine
 from oelm.training.world import World
 
@@ -57,6 +57,7 @@ class Run:
         self.train_tokens, self.val_tokens = self.corpus.split("train"), self.corpus.split("val")
         config = self.config
         self.batches = Batches(self.train_tokens, config.seq_len, config.batch_size, config.seed)
+        self.changes = changes(config)
         self.timer = StepTimer(self.world.device)
         self.background = Background(self.world.device)
         self.heart: Heart | None = None
@@ -184,9 +185,10 @@ class Run:
 
     def _freeze_or_thaw(self) -> None:
         """Changes what trains, where the variant says so before the next step."""
-        model = self.engine.model
-        if not (changed := model.train_sides(trained_sides(self.config, self.step))):
+        if self.step not in self.changes:
             return
+        model = self.engine.model
+        changed = model.train_sides(trained_sides(self.config, self.step))
         self.collect()
         with self.clock.part("compiling"):
             self.engine.rebuild()

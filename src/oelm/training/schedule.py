@@ -3,6 +3,7 @@
 import math
 
 from oelm.config import RunConfig
+from oelm.variants import Variant
 
 
 def learning_rate(config: RunConfig, step: int) -> float:
@@ -23,6 +24,12 @@ def trained_sides(config: RunConfig, step: int) -> dict[str, bool]:
     return {name: side.when.trains(step, config.max_steps) for name, side in config.variant.sides.items()}
 
 
-def resting_sides(config: RunConfig, step: int) -> set[str]:
-    """Which of those are left out in this update all the same."""
-    return {name for name, side in config.variant.sides.items() if side.when.rests(step)}
+def changes(config: RunConfig) -> set[int]:
+    """The updates before which something of Q or K is frozen or thawed."""
+    steps = (side.when.change(config.max_steps) for side in config.variant.sides.values())
+    return {step for step in steps if step is not None}
+
+
+def resting_sides(variant: Variant, step: int) -> frozenset[str]:
+    """Which of Q and K are left out in this update, although they are optimised."""
+    return frozenset(name for name, side in variant.sides.items() if side.when.rests(step))

@@ -6,6 +6,7 @@ it computes with, `model` and `moments` are the logical ones at any time.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import os
@@ -61,10 +62,14 @@ class Engine(ABC):
         self.world = world
         self.batches = batches
         self.precision = precision_of(config, world.device)
+        self._variant = config.variant
 
     def resting(self, step: int) -> Resting:
         """The matrices that a step leaves out, although they are trained."""
-        sides = resting_sides(self.config, step)
+        return self._names_of(resting_sides(self._variant, step))
+
+    @functools.cache  # noqa: B019  (an engine lives as long as its run)
+    def _names_of(self, sides: frozenset[str]) -> Resting:
         return frozenset(name for name in self.model.query_key_weights() if side_of(name) in sides)
 
     @abstractmethod
