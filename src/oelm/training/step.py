@@ -6,7 +6,6 @@ it computes with, `model` and `moments` are the logical ones at any time.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import os
@@ -63,14 +62,15 @@ class Engine(ABC):
         self.batches = batches
         self.precision = precision_of(config, world.device)
         self._variant = config.variant
+        self._names: dict[frozenset[str], Resting] = {}  # by the sides that rest
 
     def resting(self, step: int) -> Resting:
         """The matrices that a step leaves out, although they are trained."""
-        return self._names_of(resting_sides(self._variant, step))
-
-    @functools.cache  # noqa: B019  (an engine lives as long as its run)
-    def _names_of(self, sides: frozenset[str]) -> Resting:
-        return frozenset(name for name in self.model.query_key_weights() if side_of(name) in sides)
+        sides = resting_sides(self._variant, step)
+        if sides not in self._names:
+            names = self.model.query_key_weights()
+            self._names[sides] = frozenset(name for name in names if side_of(name) in sides)
+        return self._names[sides]
 
     @abstractmethod
     def rebuild(self) -> None:
