@@ -9,14 +9,25 @@ import pytest
 from benchmarks.prepare import peak_memory
 
 from oelm.data import corpora
+from oelm.errors import UserError
 
 
 def large_documents(folder: Path) -> Path:
-    """As much text as may stand in one page, in documents of megabytes."""
+    """As much text as may stand in one page, in documents of megabytes, among many short ones."""
     size = 3_000_000
     words = "".join(f"w{i * 7919 % 1_000_003} " for i in range(size // 7))[:size]
+    short = [f"document {i}" for i in range(50_000)]
     path = folder / "large.parquet"
-    pq.write_table(pa.table({"text": [words] * (corpora.LARGEST_PAGE // size - 1)}), path, use_dictionary=False)
+    texts = short + [words] * (corpora.LARGEST_PAGE // size - 1) + short
+    pq.write_table(pa.table({"text": texts}), path, use_dictionary=False)
+    return path
+
+
+def the_largest_document(folder: Path) -> Path:
+    """It fills a page, which is a dictionary, and as one string it would take four times the memory."""
+    text = "word " * (corpora.LARGEST_PAGE // 5 - 100) + "😀"
+    path = folder / "largest.parquet"
+    pq.write_table(pa.table({"text": [text, "short", text]}), path)
     return path
 
 
@@ -33,7 +44,7 @@ def one_endless_word(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("corpus", [large_documents, a_long_line, one_endless_word])
+@pytest.mark.parametrize("corpus", [large_documents, the_largest_document, a_long_line, one_endless_word])
 def test_memory_is_bounded(tmp_path: Path, corpus: Callable[[Path], Path]) -> None:
     some = tmp_path / "some.txt"
     some.write_text("<|endoftext|>\n".join(f"document {i}\n" for i in range(400)))
@@ -41,3 +52,13 @@ def test_memory_is_bounded(tmp_path: Path, corpus: Callable[[Path], Path]) -> No
     flags = ("--data-dir", str(tmp_path), "--max-tokens", "5000000")
     peak = peak_memory("prepare", "mine", *flags, "--source", str(some), str(corpus(tmp_path)))
     assert peak < 1000, f"{peak:.0f} MB"
+
+
+def test_a_page_too_large_is_refused_however_many_short_documents_are_around_it(tmp_path: Path) -> None:
+    size = 1_000_000
+    short = [f"document {i}" for i in range(100_000)]
+    path = tmp_path / "mixed.parquet"
+    texts = short + ["x" * size] * (corpora.LARGEST_PAGE // size + 1) + short
+    pq.write_table(pa.table({"text": texts}), path, use_dictionary=False)
+    with pytest.raises(UserError, match=r"mixed\.parquet: row group 0 has a page of \d+ MB, more than 64"):
+        next(corpora.read_files([path]))

@@ -1,7 +1,7 @@
 """Where text comes from: hub datasets, anyone's own files, and the built-in storybook.
 
 A corpus is an iterator over documents. Nothing here holds more in memory than a piece of a plain text, a line of JSON,
-or a page of a parquet file; those are as long as their writer made them, so the very long ones are refused.
+or a few pages of a parquet file; lines and pages are as long as their writer made them, so very long ones are refused.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
+from oelm.data.parquet_pages import DamagedPageError, pages
 from oelm.data.tokenizer import END_OF_TEXT
 from oelm.errors import UserError
 
@@ -28,9 +29,8 @@ Documents = Iterator[str]
 
 LONGEST_PIECE = 4_000_000  # characters; a longer document becomes several, to bound memory
 LONGEST_LINE = 32_000_000  # characters of a line of JSON, which can take 20 bytes each to parse
-LARGEST_PAGE = 128_000_000  # bytes of text in a parquet page, which is held unpacked and packed
-ROWS_PER_PAGE = 1024  # that pyarrow writes, whatever their length, before it looks at the page's size
-ROWS_AT_ONCE = 4
+LARGEST_PAGE = 64_000_000  # bytes of a parquet page; to read it takes up to six times as much memory
+MOST_ROWS = 64  # at once; fewer where pages, and so perhaps documents, are large
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def read_files(files: Iterable[Path], text_field: str = "text") -> Documents:
     for path in files:
         try:
             yield from _read_file(path, text_field)
-        except (EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
+        except (EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError, DamagedPageError, pa.ArrowException) as error:
             raise _damaged(path, error) from None
         except OSError as error:
             if error.errno:  # the system's word, such as "permission denied"
@@ -214,6 +214,7 @@ def _jsonl(path: Path, lines: IO[str], text_field: str) -> Documents:
 
 
 def _parquet(path: Path, stream: IO[bytes], text_field: str) -> Documents:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     with tempfile.TemporaryFile() as unpacked:
@@ -227,29 +228,40 @@ def _parquet(path: Path, stream: IO[bytes], text_field: str) -> Documents:
         kind = table.schema_arrow.field(table.schema_arrow.names.index(text_field)).type
         if not _is_text(kind):
             raise UserError(f"{path}: the column {text_field!r} (--text-field) holds {kind}, not text")
-        _refuse_large_pages(path, table.metadata, text_field)
-        for batch in table.iter_batches(batch_size=ROWS_AT_ONCE, columns=[text_field]):
-            for text in batch.column(0):
-                if text.is_valid:
-                    yield text.as_py()
+        limit = LARGEST_PAGE // 2 if pa.types.is_dictionary(kind) else LARGEST_PAGE  # a dictionary takes ten times
+        largest = _largest_page(path, stream, table.metadata, text_field, limit)
+        rows = min(MOST_ROWS, limit // largest)  # a document is no larger than the page it comes from
+        for batch in table.iter_batches(batch_size=rows, columns=[text_field]):
+            yield from _texts(batch.column(0))
 
 
-def _refuse_large_pages(path: Path, metadata: Any, text_field: str) -> None:
-    """A page is read whole. How large one is stands only in itself; here it is judged by its row group's average.
-
-    That overlooks a page of huge documents in a row group of mostly short ones, which takes the memory it takes.
-    """
-    place = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == text_field)
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        size = group.column(place).total_uncompressed_size
-        page = size * min(1, ROWS_PER_PAGE / max(group.num_rows, 1))
-        if page > LARGEST_PAGE:
-            rows = max(1, LARGEST_PAGE // 4 * group.num_rows // size)
+def _largest_page(path: Path, stream: IO[bytes], metadata: Any, text_field: str, limit: int) -> int:
+    """The bytes of the largest page of the column; one that is too large to be held is refused."""
+    columns = [i for i in range(metadata.num_columns) if metadata.schema.column(i).path == text_field]
+    largest = 1
+    for group, column in itertools.product(range(metadata.num_row_groups), columns):
+        chunk = metadata.row_group(group).column(column)
+        size = max((max(page.packed, page.unpacked) for page in pages(stream, chunk)), default=0)
+        if size > limit:
             raise UserError(
-                f"{path}: row group {number} holds {size / 1e6:,.0f} MB of text in {group.num_rows:,} documents, too "
-                f"large to be read in parts; write the file again with smaller ones (pyarrow: row_group_size={rows})"
+                f"{path}: row group {group} has a page of {size / 1e6:,.0f} MB, more than {limit / 1e6:,.0f}; "
+                f"write the file again with smaller pages (pyarrow: plain strings, write_batch_size=1) or documents"
             )
+        largest = max(largest, size)
+    return largest
+
+
+def _texts(column: Any) -> Documents:
+    """The documents of a column, long ones in pieces: a string can take four times the bytes of its text."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    for text in column:
+        if text.is_valid:
+            characters = io.TextIOWrapper(pa.BufferReader(text.as_buffer()), encoding="utf-8", newline="")
+            while piece := characters.read(LONGEST_PIECE):
+                yield piece
 
 
 def _is_text(kind: Any) -> bool:
