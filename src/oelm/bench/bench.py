@@ -28,7 +28,7 @@ def bench(options: Bench, say: Callable[[str], None]) -> dict[str, Any]:
     corpus = open_corpus(first.data_folder, first.vocab_size, first.seq_len)
     tokens = corpus.split("train")[:]
     vocab_size = first.resolved(corpus.vocab_size).vocab_size
-    result: dict[str, Any] = {"options": asdict(options), "device": str(device), "tokens": corpus.hashes["train"]}
+    result: dict[str, Any] = {"options": _public(options), "device": str(device), "tokens": corpus.hashes["train"]}
     if options.nanogpt or options.huggingface:
         result["same_loss"] = _prove(options, device, tokens, vocab_size)
         say(f"the same loss on one batch: {result['same_loss']}")
@@ -52,6 +52,12 @@ def bench(options: Bench, say: Callable[[str], None]) -> dict[str, Any]:
     result["contenders"] = entries
     write_result(options.path, result)
     return result
+
+
+def _public(options: Bench) -> dict[str, Any]:
+    """The options without the paths of the machine that they were given on."""
+    names = {name: Path(path).name for name in ("nanogpt", "data_path") if (path := getattr(options, name))}
+    return {name: value for name, value in {**asdict(options), **names}.items() if name != "out"}
 
 
 def _prove(options: Bench, device: torch.device, tokens: Tokens, vocab_size: int) -> dict[str, float]:
