@@ -1,0 +1,7 @@
+"""The documents say what the result files say."""
+
+from benchmarks import page
+
+
+def test_the_performance_page_is_what_its_command_makes_of_the_results() -> None:
+    assert page.PAGE.read_text() == page.render(), "run: python -m benchmarks.page"
