@@ -72,8 +72,8 @@ def test_a_run_may_change_its_engine_between_its_halves(tiny: Tiny, tmp_path: Pa
 
 @pytest.mark.parametrize("variant", ["q=normal+freeze(10),k=headwise+thaw(25)", "q=normal+every(3),k=normal+every(2)"])
 def test_what_trains_may_change_under_a_graph(tiny: Tiny, tmp_path: Path, variant: str) -> None:
-    """As the eager engine has it; taken back over a change as well."""
-    fields = {"use_amp": False, "model_type": variant, "max_lr": 3e-4}
+    """As the eager engine has it; taken back over a change as well. Steps of a new kind come up between two logs."""
+    fields = {"use_amp": False, "model_type": variant, "max_lr": 3e-4, "log_interval": 8}
     eager = fit(gpu(tiny, **fields, engine="eager", out_dir=str(tmp_path / "eager")))
     graph = fit(gpu(tiny, **fields, engine="graph", out_dir=str(tmp_path / "graph")))
     assert losses(graph) == pytest.approx(losses(eager), rel=1e-5)

@@ -27,10 +27,10 @@ from oelm.training.world import World
 
 PLANNED_STEPS = 256  # at least the five that a rehearsal takes
 SCORED_TOKENS = 2**15
+RESIDENT_SHARE = 0.5  # of the free memory, at most, goes to the corpus
+
 # Shapes and kinds of block that a process may compile, rather than fall back to eager ones without a word.
 torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-
-RESIDENT_SHARE = 0.5  # of the free memory, at most, goes to the corpus
 
 
 class GraphEngine(Engine):
@@ -228,7 +228,8 @@ class Plan:
         return results
 
     def forget(self) -> None:
-        """Lets the next step be planned anew."""
+        """Lets the next step be planned anew; what was not read yet is kept."""
+        self._read = self.results()
         self._steps = self._unread = range(0)
 
 
