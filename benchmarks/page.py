@@ -34,11 +34,9 @@ def table(headings: Sequence[str], rows: Rows) -> str:
 
 def source(name: str, command: str, result: dict[str, Any]) -> str:
     machine = result["machine"]
-    versions = machine["versions"]
-    return (
-        f"`benchmarks/results/{name}`, by `{command}`, on one {machine['gpu']} with torch {versions['torch']}, "
-        f"{machine['date']}."
-    )
+    device = f"one {machine['gpu']}" if machine["gpu"] else machine["processor"]
+    torch = machine["versions"]["torch"]
+    return f"`benchmarks/results/{name}`, by `{command}`, on {device} with torch {torch}, {machine['date']}."
 
 
 def read(name: str) -> dict[str, Any] | None:
@@ -119,10 +117,22 @@ def ablation_section(result: dict[str, Any]) -> str:
     )
 
 
+def cpu_section(result: dict[str, Any]) -> str:
+    headings = [heading or "16 × 128" for heading in HEADINGS]
+    opening = "The nano model with learned positions, in fp32, both eager and on one thread."
+    return "\n\n".join(["## On a CPU", opening, table(headings, cells(result))])
+
+
+CPU_COMMAND = (
+    "OMP_NUM_THREADS=1 oelm bench --preset nano --positions learned --batch_size 16 --nanogpt CHECKOUT --device cpu "
+    "--rounds 15 --out benchmarks/results/cpu.json"
+)
+
 SECTIONS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "first_step.json": ("python -m benchmarks.first_step DATA", first_step_section),
     "end_to_end.json": ("python -m benchmarks.end_to_end DATA", end_to_end_section),
     "ablation.json": ("python -m benchmarks.ablation DATA", ablation_section),
+    "cpu.json": (CPU_COMMAND, cpu_section),
 }
 
 SWEEPS = {
