@@ -23,7 +23,7 @@ from oelm import __version__
 from oelm.analysis.stats import CRITERION
 from oelm.bench.options import Bench
 from oelm.config import Model, Operation, RunConfig, Training, layered
-from oelm.errors import InterruptedRunError, RunFailedError, UserError, known
+from oelm.errors import InterruptedRunError, RunFailedError, UserError, is_out_of_memory, known
 from oelm.output import UntilGone
 from oelm.sampling import Sampling
 
@@ -294,13 +294,6 @@ def _speaks() -> bool:
     return not (rank.isdecimal() and size.isdecimal() and 0 < int(rank) < int(size))
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    words = ("out of memory", "can't allocate memory", "not enough memory")  # PyTorch's, on a GPU and on a CPU
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
-    )
-
-
 def _judge(error: BaseException) -> tuple[int, str]:
     if isinstance(error, UserError):
         return 2, str(error)
@@ -308,7 +301,7 @@ def _judge(error: BaseException) -> tuple[int, str]:
         return 1, str(error)
     if isinstance(error, KeyboardInterrupt):
         return 130, "interrupted"
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         return 1, "out of memory; in training, a smaller --batch_size or a larger --accumulation needs less"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return (

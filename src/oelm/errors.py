@@ -20,6 +20,14 @@ class InterruptedRunError(Exception):
         self.signal = signal
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says so: Python's own, or PyTorch's, on a GPU and on a CPU."""
+    words = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    )
+
+
 def known(kind: str, name: str, names: Iterable[str], where: str = "") -> str:
     """`name` if it is one of `names`; otherwise an error that offers the nearest."""
     names = list(names)

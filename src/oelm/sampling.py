@@ -77,7 +77,7 @@ def open_model(folder: RunFolder, best: bool = False) -> GPT:
 
     from oelm.model.gpt import GPT
 
-    config = folder.config()
+    config, _ = folder.identified()
     model = GPT(config, config.seed)
     damage = ""
     for path in _weights(folder, best):
@@ -98,7 +98,9 @@ def _weights(folder: RunFolder, best: bool) -> list[Path]:
     steps = [] if best else [step / "model.safetensors" for step in by_age(folder.checkpoints)]
     found = steps or list(folder.checkpoints.glob("best.safetensors"))
     if best and not found:
-        raise UserError(f"{folder.path} has no best weights: it has not been validated yet; leave out --best")
+        raise UserError(
+            f"{folder.path} has no best weights: none was saved since it began or went back; leave out --best"
+        )
     if not found:
         raise UserError(f"{folder.path} has no checkpoint yet")
     return found

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from oelm.analysis.compare import compare, find_runs
-from oelm.config import RunConfig
+from oelm.config import RunConfig, run_id
 from oelm.errors import UserError
 from oelm.runfolder import RunFolder
 from oelm.training.loop import fit
@@ -95,6 +95,7 @@ def test_runs_on_different_data_are_refused(train: Callable[..., RunFolder]) -> 
     one, other = train("baseline"), train("oelm_v2")
     manifest = other.manifest()
     manifest["data"]["sha256"]["train"] = "f" * 64
+    manifest["run_id"] = run_id(other.config(), manifest["data"]["sha256"])
     (other.path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="training data differ"):
         compare([one, other])

@@ -113,7 +113,7 @@ def compare(folders: Sequence[RunFolder], criterion: float = CRITERION) -> Compa
 
 
 def read_result(folder: RunFolder) -> Result:
-    config, manifest, final, state = folder.config(), folder.manifest(), folder.final_eval(), folder.status()["state"]
+    (config, manifest), final, state = folder.identified(), folder.final_eval(), folder.status()["state"]
     if state != "finished":
         raise UserError(f"{folder.path} is not finished ({state}); finish it or leave it out")
     if final is None:
