@@ -10,9 +10,11 @@ import io
 import itertools
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, TypeVar
 
@@ -248,10 +250,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
-        code = _run(arguments, debug)
+        with _heeding_sigterm():
+            code = _run(arguments, debug)
     finally:
         UntilGone(sys.stdout).flush()  # what is left unsaid is known by now; Python's own end would say it again
     sys.exit(code)
+
+
+class TerminatedError(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does: what is half done is cleared away. fit() has a way of its own."""
+
+
+@contextlib.contextmanager
+def _heeding_sigterm() -> Iterator[None]:
+    def end(number: int, frame: object) -> None:
+        raise TerminatedError
+
+    if threading.current_thread() is not threading.main_thread():  # which alone can take signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(arguments: list[str], debug: bool) -> int:
@@ -299,6 +321,8 @@ def _judge(error: BaseException) -> tuple[int, str]:
         return 2, str(error)
     if isinstance(error, RunFailedError):
         return 1, str(error)
+    if isinstance(error, TerminatedError):
+        return 128 + signal.SIGTERM, "terminated"
     if isinstance(error, KeyboardInterrupt):
         return 130, "interrupted"
     if is_out_of_memory(error):
