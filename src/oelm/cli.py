@@ -30,6 +30,7 @@ from oelm.output import UntilGone
 from oelm.sampling import Sampling
 
 T = TypeVar("T")
+Runs = Annotated[tuple[str, ...], Positional, tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")]
 
 
 def prepare(
@@ -115,7 +116,7 @@ def info(arguments: list[str]) -> None:
     show(config, as_json=flags.json)
 
 
-def sample(runs: Positional[tuple[str, ...]], sampling: OmitArgPrefixes[Sampling]) -> None:
+def sample(runs: Runs, sampling: OmitArgPrefixes[Sampling]) -> None:
     """Generate text from one run, or from several side by side.
 
     Args:
@@ -130,7 +131,7 @@ def sample(runs: Positional[tuple[str, ...]], sampling: OmitArgPrefixes[Sampling
     terminal.side_by_side([str(folder.path) for folder in folders], texts)
 
 
-def compare(runs: Positional[tuple[str, ...]], criterion: float = CRITERION) -> None:
+def compare(runs: Runs, criterion: float = CRITERION) -> None:
     """Compare finished runs with the baseline among them; refuses runs that were not given the same task.
 
     Args:
@@ -144,7 +145,7 @@ def compare(runs: Positional[tuple[str, ...]], criterion: float = CRITERION) -> 
     terminal.show(run(find_runs(runs), criterion))
 
 
-def audit(runs: Positional[tuple[str, ...]]) -> None:
+def audit(runs: Runs) -> None:
     """Prove that frozen matrices stayed frozen: compare their bytes when frozen, in every checkpoint and at the end.
 
     Args:
@@ -209,6 +210,15 @@ def _parsed(kind: Callable[..., T], arguments: list[str], prog: str, **options: 
         raise UserError(f"{_gist(said.getvalue())} See {prog} --help") from None
 
 
+# What tyro and Python say of a value that is of another type, and what we say.
+PLAIN_WORDS = {
+    r"no type matching \{None\}\|INT could be instantiated from \['(.*)'\]": r"'\1' is not a whole number",
+    r"no type matching \{None\}\|FLOAT could be instantiated from \['(.*)'\]": r"'\1' is not a number",
+    r"invalid literal for int\(\) with base 10: '(.*)'": r"'\1' is not a whole number",
+    r"could not convert string to float: '(.*)'": r"'\1' is not a number",
+}
+
+
 def _is_rule(line: str) -> bool:
     return not line.strip("─-")
 
@@ -219,6 +229,8 @@ def _gist(box: str) -> str:
     lines = [line.strip(" │╭╮╰╯") for line in plain.splitlines()]
     body = itertools.dropwhile(_is_rule, lines[1:])  # under the title, and a rule where the box has no frame
     paragraph = " ".join(itertools.takewhile(lambda line: not _is_rule(line), body)).rstrip(".")
+    for theirs, ours in PLAIN_WORDS.items():
+        paragraph = re.sub(theirs, ours, paragraph)
     offer = re.search(r"(?:Perhaps you meant|Arguments similar to .*): (--\S+)", " ".join(lines))
     return paragraph[:1].lower() + paragraph[1:] + (f"; did you mean {offer[1]}?" if offer else ".")
 

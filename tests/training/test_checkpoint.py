@@ -211,6 +211,15 @@ def test_going_back_to_what_is_no_checkpoint_is_refused_and_changes_nothing(tiny
     assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
 
 
+def test_going_back_in_a_run_without_checkpoints_is_refused_and_changes_nothing(tiny: Tiny) -> None:
+    folder = fit(tiny(model_type="oelm_v2"))
+    shutil.rmtree(folder.checkpoints)
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=r"is not a checkpoint of .*; it has: none"):
+        fit(tiny(model_type="oelm_v2", log_interval=7, resume=str(folder.checkpoints / "step-10")))
+    assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
+
+
 def test_a_checkpoint_may_be_damaged_again(tiny: Tiny) -> None:
     folder = train_to(tiny())
     for name in ("damaged-step-20", "damaged-step-20-2"):

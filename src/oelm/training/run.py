@@ -26,7 +26,7 @@ from oelm.training.background import Background
 from oelm.training.clock import Clock, StepTimer, formatted
 from oelm.training.evaluate import diagnose, evaluate
 from oelm.training.manifest import device_name, manifest, session
-from oelm.training.observe import Observer, Progress, perplexity
+from oelm.training.observe import Observer, Progress, perplexity, shown
 from oelm.training.resume import choose_checkpoint
 from oelm.training.schedule import learning_rate, trained_sides
 from oelm.training.step import build_engine, compiling
@@ -94,7 +94,8 @@ class Run:
     def _claim(self, model: GPT) -> None:
         """Writes the files that make a folder this run's; again, as long as nothing was saved, for a run that begins
         anew: it may have been killed in the midst of them, or be on another machine, with other last bits."""
-        if self.world.leads and not self.folder.checkpoints.exists():
+        begins = not (self.config.goes_back or self.folder.checkpoints.exists())
+        if self.world.leads and begins:
             if not self.folder.exists():
                 write_json(self.folder.path / "manifest.json", manifest(self.config, self.corpus, model))
             write_whole(self.folder.path / "config.yaml", self.config.to_yaml())
@@ -321,11 +322,11 @@ class Run:
         }
         write_json(self.folder.path / "timing_stats.json", stats)
         self.heart.end("finished")
-        self.say(f"finished: val loss {loss:.4f}, PPL {perplexity(loss):.3f} on all {tokens:,} validation tokens")
+        self.say(f"finished: val loss {loss:.4f}, PPL {shown(perplexity(loss), 3)} on all {tokens:,} validation tokens")
 
     def fail(self, state: str, message: str) -> None:
         if self.heart is not None:
-            with suppress(OSError):  # with a full disk the status cannot be written; its heartbeat then ends: "dead"
+            with suppress(OSError):  # where the status cannot be written, its heartbeat ends: "dead"
                 self.heart.end(state, message)
                 self.folder.log(f"{state}: {message}")
 
