@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,7 @@ from oelm.runfolder import Heart, RunFolder, append_line, cut_lines, read_lines,
 from oelm.sampling import Sampling, sample
 from oelm.training.audit import findings
 from oelm.training.loop import fit
+from tests.conftest import needs
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +137,31 @@ def test_what_is_not_of_one_run_is_not_believed(tiny: Callable[..., RunConfig], 
             path.write_bytes(content)
     for read in READERS.values():
         read(folder)
+
+
+ENDS_ON_A_FULL_DISK = """
+import contextlib, pathlib
+from oelm.runfolder import Heart, RunFolder
+folder = RunFolder(pathlib.Path("."))
+heart = Heart(folder, 10)
+with contextlib.suppress(OSError), open("filling", "wb", buffering=0) as file:
+    while True:
+        file.write(bytes(4096))
+heart.end("failed", "no space left on the disk")
+print(folder.status()["state"])
+"""
+
+
+def test_a_status_ends_on_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    needs("tmpfs")
+    program = f"mount -t tmpfs -o size=200k tmpfs {tmp_path} && cd {tmp_path} && exec {sys.executable} -c '{{}}'"
+    result = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c", program.format(ENDS_ON_A_FULL_DISK)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.stdout == "failed\n", result.stderr
 
 
 def test_a_full_disk_does_not_keep_a_status_from_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
