@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -14,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from oelm import __version__, cli
+from oelm import __version__, cli, variants
 from oelm.config import RunConfig
 from tests.conftest import oelm
 
@@ -47,6 +50,24 @@ def test_every_flag_of_train_says_what_it_does(capsys: pytest.CaptureFixture[str
     assert "STR (default" not in text
 
 
+def test_the_help_of_model_type_names_every_variant(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    (line,) = re.findall(r"Variant: (.*?), or a spec", text)
+    assert set(line.split(", ")) == variants.NAMED.keys()
+
+
+@pytest.mark.parametrize("verb", ["sample", "compare", "audit"])
+def test_runs_are_said_to_be_required(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([verb, "--help"])
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "RUN [RUN ...] Run folders, or folders with run folders below them. (required)" in text
+    assert "STR [STR" not in text
+    assert "(default: )" not in text
+
+
 def test_the_defaults_in_the_help_are_those_of_the_preset(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["train", "--preset", "medium-512", "--help"])
@@ -68,8 +89,10 @@ def test_the_defaults_in_the_help_are_those_of_the_preset(capsys: pytest.Capture
             2,
             "unrecognized options: --d_modle, 4; did you mean --d_model? See oelm info --help",
         ),
-        (["info", "--d_model", "wide"], 2, "error parsing --d_model: "),
-        (["info", "--min_lr", "low"], 2, "error parsing --min_lr: "),
+        (["info", "--d_model", "wide"], 2, "error parsing --d_model: 'wide' is not a whole number. See"),
+        (["info", "--max_lr", "low"], 2, "error parsing --max_lr: 'low' is not a number. See"),
+        (["info", "--min_lr", "low"], 2, "error parsing --min_lr: 'low' is not a number. See"),
+        (["prepare", "x", "--max-tokens", "1e6"], 2, "error parsing --max-tokens: '1e6' is not a whole number. See"),
         (["info", "--d_model"], 2, "missing value for argument '--d_model'"),
         (["info", "--preset"], 2, "missing value for argument '--preset'"),
         (["info", "--preset=mni"], 2, "did you mean mini"),
@@ -194,3 +217,32 @@ def test_a_full_disk_behind_the_output_gets_a_line() -> None:
         result = subprocess.run([sys.executable, "-m", "oelm", "--help"], stdout=full, stderr=subprocess.PIPE)
     assert result.returncode == 2
     assert result.stderr == b"oelm: no space left on the disk (while writing); free some and run it again\n"
+
+
+STOPPED_EARLY = """
+import os, runpy, signal, sys
+class Stop:
+    def find_spec(self, name, path=None, target=None):
+        if name == "tyro":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Stop())
+sys.argv = ["oelm", "--version"]
+runpy.run_module("oelm", run_name="__main__")
+"""
+
+
+def test_ctrl_c_while_it_is_being_loaded_gets_a_line() -> None:
+    result = subprocess.run([sys.executable, "-c", STOPPED_EARLY], capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "oelm: interrupted\n")
+
+
+def test_the_command_begins_where_that_is_met() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    assert project["project"]["scripts"] == {"oelm": "oelm.__main__:main"}
+
+
+def test_sigterm_is_met_only_while_a_command_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
 
 from oelm import cli
@@ -164,3 +165,18 @@ def test_a_flag_that_the_file_overrules_is_refused(tmp_path: Path) -> None:
     file.write_text("preset: nano\n")
     with pytest.raises(UserError, match="already fixes preset: nano"):
         RunConfig.make(file, preset="mini")
+
+
+def test_numbers_may_be_numpys() -> None:
+    given: dict[str, Any] = {"max_lr": np.float64(1e-2), "dropout": np.float32(0.5), "seed": np.int64(7)}
+    config = RunConfig.make(**given)
+    assert (config.max_lr, config.dropout, config.seed) == (0.01, 0.5, 7)
+    assert {type(getattr(config, name)) for name in given} == {float, int}
+    assert RunConfig.make(**given).to_yaml() == RunConfig.make(max_lr=0.01, dropout=0.5, seed=7).to_yaml()
+
+
+@pytest.mark.parametrize("name", ["d_model", "max_lr"])
+def test_yes_is_no_number(name: str) -> None:
+    given: dict[str, Any] = {name: True}
+    with pytest.raises(UserError, match=f"{name} must be (int|float), not True"):
+        RunConfig.make(**given)

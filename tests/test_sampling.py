@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -59,12 +60,20 @@ def test_a_model_with_more_tokens_than_the_tokenizer_says_only_what_can_be_read(
         ({"tokens": "x"}, "--tokens must be int, not 'x'"),
         ({"tokens": 2.5}, "--tokens must be int, not 2.5"),
         ({"temperature": "warm"}, "--temperature must be float, not 'warm'"),
+        ({"tokens": True}, "--tokens must be int, not True"),
         ({"best": "yes"}, "--best must be bool, not 'yes'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Sampling(**values)
+
+
+def test_numbers_may_be_numpys() -> None:
+    numbers: dict[str, Any] = {"tokens": np.int32(5), "seed": np.int64(3), "temperature": np.float32(0.5), "top_k": 7}
+    how = Sampling(**numbers)
+    assert how == Sampling(tokens=5, seed=3, temperature=0.5, top_k=7)
+    assert [type(getattr(how, name)) for name in numbers] == [int, int, float, int]
 
 
 def test_a_model_that_has_diverged_babbles_but_does_not_fail(tiny: Tiny) -> None:

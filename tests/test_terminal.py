@@ -21,6 +21,7 @@ from oelm.config import RunConfig
 from oelm.data.prepare import prepare
 from oelm.runfolder import RunFolder
 from oelm.training.loop import fit
+from oelm.training.observe import Progress
 from tests.conftest import flags_of
 
 Tiny = Callable[..., RunConfig]
@@ -136,3 +137,8 @@ def test_a_run_outlives_the_terminal_that_shows_it(tiny: Tiny) -> None:
     assert folder.status()["state"] == "finished"
     assert "finished: val loss" not in screen.text
     assert "finished: val loss" in (folder.path / "training.log").read_text()
+
+
+def test_progress_of_a_run_that_diverges_is_shown_in_few_digits() -> None:
+    line = Progress(1, 2, 1000.0, val_loss=1000.0, best_loss=3.0, tokens_per_second=1.0, seconds_left=1.0).line()
+    assert "val PPL 1.014e+304 (best 20.09)" in line

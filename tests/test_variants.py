@@ -87,3 +87,13 @@ def test_when_a_matrix_trains() -> None:
     assert [early.trains(step, 10) for step in range(6, 8)] == [False, True]
     assert [seldom.trains(step, 10) and not seldom.rests(step) for step in range(4)] == [True, False, False, True]
     assert (late.at_birth, early.at_birth, seldom.at_birth) == (True, False, True)
+
+
+def test_what_is_offered_for_a_wrong_variant_can_be_had() -> None:
+    with pytest.raises(UserError) as said:
+        variants.parse("nothing like it")
+    offered = str(said.value).partition("There are: ")[2].split(", ")
+    for name in offered:
+        variants.parse(name.replace("[+trained]", ""))
+        variants.parse(name.replace("[", "").replace("]", ""))
+    assert {"shuffle", "identity", "headwise[+trained]"} <= set(offered)

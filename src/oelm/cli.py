@@ -10,9 +10,11 @@ import io
 import itertools
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, TypeVar
 
@@ -23,11 +25,12 @@ from oelm import __version__
 from oelm.analysis.stats import CRITERION
 from oelm.bench.options import Bench
 from oelm.config import Model, Operation, RunConfig, Training, layered
-from oelm.errors import InterruptedRunError, RunFailedError, UserError, known
+from oelm.errors import InterruptedRunError, RunFailedError, UserError, is_out_of_memory, known
 from oelm.output import UntilGone
 from oelm.sampling import Sampling
 
 T = TypeVar("T")
+Runs = Annotated[tuple[str, ...], Positional, tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")]
 
 
 def prepare(
@@ -113,7 +116,7 @@ def info(arguments: list[str]) -> None:
     show(config, as_json=flags.json)
 
 
-def sample(runs: Positional[tuple[str, ...]], sampling: OmitArgPrefixes[Sampling]) -> None:
+def sample(runs: Runs, sampling: OmitArgPrefixes[Sampling]) -> None:
     """Generate text from one run, or from several side by side.
 
     Args:
@@ -128,7 +131,7 @@ def sample(runs: Positional[tuple[str, ...]], sampling: OmitArgPrefixes[Sampling
     terminal.side_by_side([str(folder.path) for folder in folders], texts)
 
 
-def compare(runs: Positional[tuple[str, ...]], criterion: float = CRITERION) -> None:
+def compare(runs: Runs, criterion: float = CRITERION) -> None:
     """Compare finished runs with the baseline among them; refuses runs that were not given the same task.
 
     Args:
@@ -142,7 +145,7 @@ def compare(runs: Positional[tuple[str, ...]], criterion: float = CRITERION) -> 
     terminal.show(run(find_runs(runs), criterion))
 
 
-def audit(runs: Positional[tuple[str, ...]]) -> None:
+def audit(runs: Runs) -> None:
     """Prove that frozen matrices stayed frozen: compare their bytes when frozen, in every checkpoint and at the end.
 
     Args:
@@ -207,6 +210,15 @@ def _parsed(kind: Callable[..., T], arguments: list[str], prog: str, **options: 
         raise UserError(f"{_gist(said.getvalue())} See {prog} --help") from None
 
 
+# What tyro and Python say of a value that is of another type, and what we say.
+PLAIN_WORDS = {
+    r"no type matching \{None\}\|INT could be instantiated from \['(.*)'\]": r"'\1' is not a whole number",
+    r"no type matching \{None\}\|FLOAT could be instantiated from \['(.*)'\]": r"'\1' is not a number",
+    r"invalid literal for int\(\) with base 10: '(.*)'": r"'\1' is not a whole number",
+    r"could not convert string to float: '(.*)'": r"'\1' is not a number",
+}
+
+
 def _is_rule(line: str) -> bool:
     return not line.strip("─-")
 
@@ -217,6 +229,8 @@ def _gist(box: str) -> str:
     lines = [line.strip(" │╭╮╰╯") for line in plain.splitlines()]
     body = itertools.dropwhile(_is_rule, lines[1:])  # under the title, and a rule where the box has no frame
     paragraph = " ".join(itertools.takewhile(lambda line: not _is_rule(line), body)).rstrip(".")
+    for theirs, ours in PLAIN_WORDS.items():
+        paragraph = re.sub(theirs, ours, paragraph)
     offer = re.search(r"(?:Perhaps you meant|Arguments similar to .*): (--\S+)", " ".join(lines))
     return paragraph[:1].lower() + paragraph[1:] + (f"; did you mean {offer[1]}?" if offer else ".")
 
@@ -248,10 +262,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
-        code = _run(arguments, debug)
+        with _heeding_sigterm():
+            code = _run(arguments, debug)
     finally:
         UntilGone(sys.stdout).flush()  # what is left unsaid is known by now; Python's own end would say it again
     sys.exit(code)
+
+
+class TerminatedError(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does: what is half done is cleared away. fit() has a way of its own."""
+
+
+@contextlib.contextmanager
+def _heeding_sigterm() -> Iterator[None]:
+    def end(number: int, frame: object) -> None:
+        raise TerminatedError
+
+    if threading.current_thread() is not threading.main_thread():  # which alone can take signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(arguments: list[str], debug: bool) -> int:
@@ -294,21 +328,16 @@ def _speaks() -> bool:
     return not (rank.isdecimal() and size.isdecimal() and 0 < int(rank) < int(size))
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    words = ("out of memory", "can't allocate memory", "not enough memory")  # PyTorch's, on a GPU and on a CPU
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
-    )
-
-
 def _judge(error: BaseException) -> tuple[int, str]:
     if isinstance(error, UserError):
         return 2, str(error)
     if isinstance(error, RunFailedError):
         return 1, str(error)
+    if isinstance(error, TerminatedError):
+        return 128 + signal.SIGTERM, "terminated"
     if isinstance(error, KeyboardInterrupt):
         return 130, "interrupted"
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         return 1, "out of memory; in training, a smaller --batch_size or a larger --accumulation needs less"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return (

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from oelm import variants
-from oelm.errors import UserError, known
+from oelm.errors import UserError, is_number, is_whole, known
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Model:
     """The network, and what is done to its Query and Key projections."""
 
     model_type: str = "baseline"
-    """Variant: baseline, oelm_v2, oelm_random, oelm_global, oelm_matched, orthogonal_trainable, or a spec such as
-    "headwise+trained", "q=headwise,k=normal+trained" or "normal+freeze(3000)"."""
+    """Variant: baseline, oelm_v2, oelm_random, oelm_global, oelm_matched, orthogonal_trainable, oelm_shuffle,
+    identity_q, or a spec such as "headwise+trained", "q=headwise,k=normal+trained" or "normal+freeze(3000)"."""
     preset: str = "nano"
     """A named size that sets the fields below: nano, mini or medium-512."""
     vocab_size: int = 0
@@ -63,7 +63,7 @@ class Training:
     max_lr: float = 1e-3
     """Learning rate at the end of the warm-up."""
     min_lr: float | None = None
-    """Learning rate at the last step of the cosine. None: a tenth of max_lr."""
+    """Learning rate at which the cosine would arrive one step after the last. None: a tenth of max_lr."""
     warmup_steps: int | None = None
     """Steps of linear warm-up. None: 2 % of the steps, but at least 100."""
     beta1: float = 0.9
@@ -336,12 +336,14 @@ def _typed(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 
 
 def _convert(name: str, value: Any, hint: Any, where: str) -> Any:
-    """YAML reads 1e-3 as a string and 1 as an integer where a float is meant, and Python has paths of its own; anything
-    else must fit as it is."""
+    """YAML reads 1e-3 as a string and 1 as an integer where a float is meant, Python has paths of its own and NumPy
+    numbers; anything else must fit as it is."""
     allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if type(value) in allowed:
         return value
-    if float in allowed and type(value) in (int, str):
+    if int in allowed and is_whole(value):
+        return int(value)
+    if float in allowed and (is_number(value) or isinstance(value, str)):
         with suppress(ValueError, OverflowError):
             return float(value)
     if str in allowed and isinstance(value, Path):

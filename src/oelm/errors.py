@@ -1,7 +1,9 @@
 """The ways in which a command ends before its end, each with one line for the person who typed it."""
 
 import difflib
+import numbers
 from collections.abc import Iterable
+from typing import Any
 
 
 class UserError(Exception):
@@ -20,12 +22,32 @@ class InterruptedRunError(Exception):
         self.signal = signal
 
 
-def known(kind: str, name: str, names: Iterable[str], where: str = "") -> str:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says so: Python's own, or PyTorch's, on a GPU and on a CPU."""
+    words = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    )
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number, Python's or NumPy's; what comes from Python may be anything."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, Python's or NumPy's."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def known(kind: str, name: str, names: Iterable[str], where: str = "", otherwise: str = "") -> str:
     """`name` if it is one of `names`; otherwise an error that offers the nearest."""
     names = list(names)
     if name in names:
         return name
-    raise UserError(f"unknown {kind} {name!r}{where}: {did_you_mean(name, names)}There are: {', '.join(names)}")
+    raise UserError(
+        f"unknown {kind} {name!r}{where}: {did_you_mean(name, names)}There are: {', '.join(names)}{otherwise}"
+    )
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

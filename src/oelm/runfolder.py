@@ -11,12 +11,14 @@
     samples/             text generated at the end
     checkpoints/         step-N/ (the newest two), last (names the newest), best.safetensors (weights only)
 
+manifest.json says whose the folder is: it is the first to be written, and without it the others are somebody else's.
 Files are written whole or not at all, but for the append-only ones, whose readers ignore a torn last line. Files are
 read here, too, and held to the keys that somebody uses: what comes out of a reader needs no further doubt.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -30,11 +32,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oelm.config import RunConfig
+from oelm.config import RunConfig, run_id
 from oelm.errors import UserError
 from oelm.processes import alive
 
 FORMAT = 1
+# What a run writes beside its manifest.json.
+RECORDS = (
+    *("config.yaml", "metrics.jsonl", "evals.jsonl", "timing_stats.json", "freeze_audit.json", "status.json"),
+    *("training.log", "tokenizer.json", "samples", "checkpoints"),
+)
 HEARTBEAT_SECONDS = 5.0
 DEAD_AFTER_SECONDS = 30.0
 
@@ -157,6 +164,27 @@ class RunFolder:
     def exists(self) -> bool:
         return (self.path / "manifest.json").exists()
 
+    def records(self) -> list[str]:
+        """What there is in the folder that a run writes beside its manifest."""
+        return [name for name in RECORDS if (self.path / name).exists()]
+
+    def identified(self) -> tuple[RunConfig, dict[str, Any]]:
+        """The config and the manifest, which must be of one run."""
+        config, manifest = self.config(), self.manifest()
+        if manifest["run_id"] != run_id(config, manifest["data"]["sha256"]):
+            said = {**manifest, "max_lr": manifest["learning_rate"].get("value")}
+            differing = [
+                f"{name} is {getattr(config, name)} in the one, {said[name]} in the other"
+                for name in ("model_type", "recipe", "seed", "max_lr")
+                if said.get(name) not in (None, getattr(config, name))
+            ]
+            raise UserError(
+                f"{self.path}: config.yaml and manifest.json are not of one run "
+                f"({'; '.join(differing) or 'the run_id is not that of the config and the data'}); "
+                f"restore the one that was changed, or train the run again elsewhere"
+            )
+        return config, manifest
+
     def config(self) -> RunConfig:
         if not (self.path / "config.yaml").exists():
             raise UserError(f"{self.path} is not a run folder: it has no config.yaml")
@@ -253,7 +281,12 @@ class Heart:
         self._stop.set()
         self._thread.join()
         self._content |= {"state": state, "message": message}
-        self._write()
+        try:
+            self._write()
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            self._write_in_place()
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_SECONDS):
@@ -263,3 +296,8 @@ class Heart:
     def _write(self) -> None:
         with self._lock:
             write_json(self._path, {**self._content, "heartbeat": time.time()})
+
+    def _write_in_place(self) -> None:
+        """Over the old content, whose blocks are there already: on a full disk there are none for a new file."""
+        with self._path.open("r+b") as file:
+            file.write(json.dumps(self._content).encode().ljust(self._path.stat().st_size))

@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oelm.data.tokenizer import Tokenizer, open_tokenizer
-from oelm.errors import UserError
+from oelm.errors import UserError, is_number, is_whole
 from oelm.runfolder import RunFolder
 
 if TYPE_CHECKING:
@@ -36,9 +36,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value, wanted = getattr(self, field.name), type(field.default)
-            if not isinstance(value, float | int if wanted is float else wanted):
+            value = getattr(self, field.name)
+            wanted: type[Any] = type(field.default)
+            if not _fits(value, wanted):
                 raise UserError(f"--{field.name} must be {wanted.__name__}, not {value!r}")
+            object.__setattr__(self, field.name, wanted(value))  # NumPy's numbers become Python's
         for name, low, high in (("tokens", 1, 100_000), ("top_k", 1, 2**31), ("seed", 0, 2**63 - 1)):
             if not low <= getattr(self, name) <= high:
                 raise UserError(f"--{name} {getattr(self, name)} must lie between {low:,} and {high:,}")
@@ -48,6 +50,12 @@ class Sampling:
             self.prompt.encode()
         except UnicodeEncodeError:
             raise UserError("--prompt is not text in UTF-8") from None
+
+
+def _fits(value: object, wanted: type) -> bool:
+    if wanted is int:
+        return is_whole(value)
+    return is_number(value) if wanted is float else isinstance(value, wanted)
 
 
 def sample(folder: RunFolder, how: Sampling) -> str:
@@ -77,7 +85,7 @@ def open_model(folder: RunFolder, best: bool = False) -> GPT:
 
     from oelm.model.gpt import GPT
 
-    config = folder.config()
+    config, _ = folder.identified()
     model = GPT(config, config.seed)
     damage = ""
     for path in _weights(folder, best):
@@ -98,7 +106,9 @@ def _weights(folder: RunFolder, best: bool) -> list[Path]:
     steps = [] if best else [step / "model.safetensors" for step in by_age(folder.checkpoints)]
     found = steps or list(folder.checkpoints.glob("best.safetensors"))
     if best and not found:
-        raise UserError(f"{folder.path} has no best weights: it has not been validated yet; leave out --best")
+        raise UserError(
+            f"{folder.path} has no best weights: none was saved since it began or went back; leave out --best"
+        )
     if not found:
         raise UserError(f"{folder.path} has no checkpoint yet")
     return found

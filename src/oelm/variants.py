@@ -155,7 +155,7 @@ def title(text: str) -> str:
 def _parse_side(spec: str, whole: str) -> Side:
     source, *parts = spec.split("+")
     if source not in SOURCES:
-        known("variant", whole, [*NAMED, *(f"{name}[+trained]" for name in SOURCES)])
+        known("variant", whole, [*NAMED, *(f"{name}[+trained]" if Side(name).multiplies else name for name in SOURCES)])
     if len(parts) > 1:
         raise UserError(f"variant {whole!r}: a source may be followed by one part, not {len(parts)}; {PARTS}")
     side = Side(source, _parse_when(parts[0], whole) if parts else When())

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from oelm.analysis.compare import compare, find_runs
-from oelm.config import RunConfig
+from oelm.analysis.compare import Comparison, Row, compare, find_runs
+from oelm.analysis.stats import Estimate
+from oelm.config import RunConfig, run_id
 from oelm.errors import UserError
 from oelm.runfolder import RunFolder
 from oelm.training.loop import fit
@@ -95,6 +97,7 @@ def test_runs_on_different_data_are_refused(train: Callable[..., RunFolder]) -> 
     one, other = train("baseline"), train("oelm_v2")
     manifest = other.manifest()
     manifest["data"]["sha256"]["train"] = "f" * 64
+    manifest["run_id"] = run_id(other.config(), manifest["data"]["sha256"])
     (other.path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="training data differ"):
         compare([one, other])
@@ -138,6 +141,19 @@ def test_the_table_says_what_the_verdict_is_about(finished: RunFolder) -> None:
     assert "PPL ≤ 1.1 ×" in str(compare([finished], criterion=1.1))
 
 
+def test_a_criterion_may_be_numpys(finished: RunFolder) -> None:
+    criterion: Any = np.float32(1.5)
+    assert "PPL ≤ 1.5 ×" in str(compare([finished], criterion))
+
+
+def test_a_run_that_diverged_is_shown_in_few_digits() -> None:
+    parameters = {"trainable": 1, "frozen": 0, "total": 1}
+    loss, gap = Estimate(1000.0, None, None), Estimate(995.0, 800.0, 1200.0)
+    row = Row("oelm_v2", (0,), parameters, loss, gap, "not met", 0.1)
+    (cells,) = Comparison((row,), (), 1.05).cells()
+    assert max(map(len, cells)) < 60
+
+
 def test_an_unfinished_run_is_refused_by_name(train: Callable[..., RunFolder]) -> None:
     folder = train("baseline")
     status = json.loads((folder.path / "status.json").read_text())
@@ -161,7 +177,7 @@ def test_a_variant_is_itself_however_it_is_written(train: Callable[..., RunFolde
         compare([train("headwise"), train("oelm_v2")])
 
 
-@pytest.mark.parametrize("criterion", [math.nan, math.inf, 0.0, -1.0, "low", None])
+@pytest.mark.parametrize("criterion", [math.nan, math.inf, 0.0, -1.0, "low", None, True])
 def test_a_criterion_that_is_no_number_is_refused(criterion: Any) -> None:
     with pytest.raises(UserError, match=r"--criterion .* must be a number above 0"):
         compare([], criterion)

@@ -150,3 +150,10 @@ def test_a_token_beyond_the_vocabulary_is_refused(corpus: Path) -> None:
 def test_a_corpus_shorter_than_a_sequence_is_refused(corpus: Path) -> None:
     with pytest.raises(UserError, match=r"fewer than one sequence of --seq_len 100000"):
         open_corpus(corpus, 0, 100_000)
+
+
+def test_a_corpus_without_its_tokenizer_is_refused_before_it_is_trained_on(storybook: Path, tmp_path: Path) -> None:
+    corpus = Path(shutil.copytree(storybook, tmp_path / "storybook"))
+    (corpus / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"tokenizer\.json is missing; prepare the corpus again with --overwrite"):
+        open_corpus(corpus, 0, 64)

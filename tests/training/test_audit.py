@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
 
 from oelm import cli
 from oelm.config import RunConfig
 from oelm.errors import UserError
+from oelm.model.gpt import birth
 from oelm.runfolder import RunFolder
 from oelm.training import audit
+from oelm.training.checkpoint import tensor_hash
 from oelm.training.loop import fit
 from tests.conftest import oelm
 
@@ -99,3 +103,41 @@ def test_weights_that_cannot_be_read_are_named(tiny: Tiny, capsys: pytest.Captur
 def test_a_baseline_has_nothing_frozen(tiny: Tiny) -> None:
     folder = fit(tiny())
     assert audit.findings(folder) == []
+
+
+def test_a_record_that_agrees_with_itself_but_not_with_the_seed_is_no_proof(tiny: Tiny) -> None:
+    """Another matrix in every checkpoint, and its hash in the record as if it had been born so."""
+    folder, name = fit(tiny(model_type="oelm_v2")), "blocks.0.attention.q.weight"
+    other = torch.eye(32)
+    for path in folder.checkpoints.rglob("*.safetensors"):
+        if path.name in ("model.safetensors", "best.safetensors"):
+            with safe_open(path, framework="pt") as file:
+                about = file.metadata()
+            save_file({**load_file(path), name: other}, path, metadata=about)
+    record = folder.path / audit.FILE
+    events = json.loads(record.read_text())["events"]
+    for event in events:
+        event["sha256"][name] = tensor_hash(other)
+    record.write_text(json.dumps({"events": events}))
+    changed = {(finding.matrix, finding.place) for finding in audit.findings(folder) if not finding.intact}
+    assert changed == {
+        (name, f"checkpoints/{path}")
+        for path in ("best.safetensors", "step-10/model.safetensors", "step-20/model.safetensors")
+    }
+
+
+def test_births_are_the_same_but_for_their_last_bits(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = fit(tiny(model_type="q=global,k=shuffle"))
+    monkeypatch.setattr(audit, "birth", lambda *which: birth(*which) + 1e-7)
+    assert all(finding.intact for finding in audit.findings(folder))
+
+
+def test_a_finished_run_without_evidence_is_not_passed(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = fit(tiny(model_type="oelm_v2", max_steps=2, warmup_steps=1))
+    record = folder.path / audit.FILE
+    record.write_text(json.dumps({"events": json.loads(record.read_text())["events"][:1]}))
+    shutil.rmtree(folder.checkpoints)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["audit", str(folder.path)])
+    assert end.value.code == 1
+    assert "blocks.0.attention.k.weight in the end, which is not on record" in capsys.readouterr().out

@@ -17,6 +17,7 @@ from oelm.runfolder import RunFolder
 from oelm.training import checkpoint
 from oelm.training.loop import fit
 from oelm.training.observe import Observer
+from oelm.training.step import TorchEngine
 
 Tiny = Callable[..., RunConfig]
 
@@ -57,6 +58,41 @@ def test_a_checkpoint_holds_the_logical_model(tiny: Tiny) -> None:
     assert "blocks.0.attention.v.weight.exp_avg" in moments
 
 
+def another_seed_s(folder: RunFolder, other: RunFolder) -> str:
+    shutil.rmtree(folder.checkpoints / "step-20")
+    shutil.copytree(other.checkpoints / "step-20", folder.checkpoints / "step-20")
+    return "step-20 cannot be used: it is of another run"
+
+
+def renamed(folder: RunFolder, other: RunFolder) -> str:
+    (folder.checkpoints / "step-20").rename(folder.checkpoints / "step-25")
+    return "step-25 cannot be used: it is of step 20, whatever its name says"
+
+
+def with_the_state_of_another(folder: RunFolder, other: RunFolder) -> str:
+    shutil.copy(*(folder.checkpoints / f"step-{step}" / "state.json" for step in (10, 20)))
+    return "step-20 cannot be used: it is of step 10, whatever its name says"
+
+
+@pytest.mark.parametrize("change", [another_seed_s, renamed, with_the_state_of_another])
+def test_a_checkpoint_that_is_not_this_runs_of_this_step_is_passed_over(
+    tiny: Tiny, tmp_path: Path, change: Callable[[RunFolder, RunFolder], str]
+) -> None:
+    folder, other = train_to(tiny()), fit(tiny(seed=1, out_dir=str(tmp_path / "other")))
+    expected = weights(folder, 20)
+    message, notes = change(folder, other), Notes()
+    fit(tiny(), notes)
+    assert any(message in line for line in notes.lines)
+    assert weights(folder, 20) == expected
+
+
+def test_going_back_to_another_runs_checkpoint_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    folder, other = fit(tiny()), fit(tiny(seed=1, out_dir=str(tmp_path / "other")))
+    another_seed_s(folder, other)
+    with pytest.raises(UserError, match=r"--resume .*step-20 cannot be used: it is of another run"):
+        fit(tiny(resume=str(folder.checkpoints / "step-20")))
+
+
 @pytest.mark.parametrize("broken", ["model.safetensors", "optimizer.safetensors", "state.json"])
 def test_a_checkpoint_cut_short_is_passed_over_aloud_and_the_run_ends_the_same(tiny: Tiny, broken: str) -> None:
     folder = train_to(tiny())
@@ -91,7 +127,16 @@ def test_a_state_that_is_json_but_no_state_is_passed_over(tiny: Tiny, content: s
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"clock": "x"}, {"since_log": 7}, {"best": "x"}, {"clock": {"seconds": {}, "validations": 0}}, {"due": 1}]
+    "wrong",
+    [
+        {"clock": "x"},
+        {"since_log": 7},
+        {"since_log": [[1.0]]},
+        {"best": "x"},
+        {"clock": {"seconds": {}, "validations": 0}},
+        {"due": 1},
+        {"run_id": None},
+    ],
 )
 def test_a_state_of_wrong_content_is_passed_over(tiny: Tiny, wrong: dict[str, object]) -> None:
     folder = train_to(tiny())
@@ -166,6 +211,15 @@ def test_going_back_to_what_is_no_checkpoint_is_refused_and_changes_nothing(tiny
     assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
 
 
+def test_going_back_in_a_run_without_checkpoints_is_refused_and_changes_nothing(tiny: Tiny) -> None:
+    folder = fit(tiny(model_type="oelm_v2"))
+    shutil.rmtree(folder.checkpoints)
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=r"is not a checkpoint of .*; it has: none"):
+        fit(tiny(model_type="oelm_v2", log_interval=7, resume=str(folder.checkpoints / "step-10")))
+    assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
+
+
 def test_a_checkpoint_may_be_damaged_again(tiny: Tiny) -> None:
     folder = train_to(tiny())
     for name in ("damaged-step-20", "damaged-step-20-2"):
@@ -181,3 +235,36 @@ def test_going_back_in_a_folder_without_a_run_is_refused_and_makes_none(tiny: Ti
     with pytest.raises(UserError, match=r"there is no run in .* to go back in"):
         fit(tiny(out_dir=str(tmp_path / "new"), resume=str(folder.checkpoints / "step-10")))
     assert not (tmp_path / "new").exists()
+
+
+class GoneError(BaseException):
+    """As good as a kill."""
+
+
+def test_going_back_forgets_the_best_weights_of_the_future_until_they_come_again(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = fit(tiny())
+    best = folder.checkpoints / "best.safetensors"
+    assert checkpoint.step_of_best(best) == 20
+    expected = best.read_bytes()
+
+    def die(engine: TorchEngine, step: int) -> None:
+        raise GoneError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchEngine, "step", die)
+        with pytest.raises(GoneError):
+            fit(tiny(resume=str(folder.checkpoints / "step-10")))
+    assert [score["step"] for score in folder.scores()] == [10]
+    assert not best.exists()
+    fit(tiny())
+    assert best.read_bytes() == expected
+
+
+def test_the_best_weights_of_the_past_stay(tmp_path: Path) -> None:
+    checkpoint.save_best(tmp_path, {"w": torch.ones(1)}, 10, 1.0)
+    checkpoint.forget_best(tmp_path, 10)
+    assert (tmp_path / "best.safetensors").exists()
+    checkpoint.forget_best(tmp_path, 9)
+    assert not (tmp_path / "best.safetensors").exists()

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from oelm.config import RunConfig
 from oelm.data.batches import open_corpus
 from oelm.errors import RunFailedError, UserError
-from oelm.runfolder import RunFolder, read_lines
+from oelm.runfolder import RunFolder, read_lines, write_whole
 from oelm.sampling import open_model
 from oelm.training.loop import fit
 from oelm.training.observe import Observer, Progress
+from oelm.training.step import TorchEngine
 from tests.conftest import flags_of, needs, oelm
 
 Tiny = Callable[..., RunConfig]
@@ -140,6 +144,121 @@ def test_another_identity_in_the_folder_is_refused_with_what_differs(tiny: Tiny)
     with pytest.raises(UserError, match="holds a run already"):
         fit(tiny(resume="never"))
     assert (folder.path / "config.yaml").read_text() == before
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "evals.jsonl", "status.json", "checkpoints/x"])
+def test_files_that_no_manifest_claims_are_left_alone(tiny: Tiny, name: str) -> None:
+    config = tiny()
+    path = config.run_folder / name
+    path.parent.mkdir(parents=True)
+    path.write_text("seed: 1\n")
+    with pytest.raises(UserError, match=rf"has a {name.removesuffix('/x')}, but no manifest\.json .*another --out_dir"):
+        fit(config)
+    assert path.read_text() == "seed: 1\n"
+    assert {each.name for each in config.run_folder.iterdir()} == {".lock", name.removesuffix("/x")}
+
+
+def test_a_run_without_its_manifest_is_not_gone_on_with_as_another(tiny: Tiny) -> None:
+    folder = fit(tiny(seed=1))
+    (folder.path / "manifest.json").unlink()
+    with pytest.raises(UserError, match=r"has a config\.yaml, but no manifest\.json"):
+        fit(tiny(seed=2, max_lr=0.1))
+
+
+@pytest.mark.parametrize("last", ["manifest.json", "config.yaml", "freeze_audit.json"])
+def test_a_run_killed_while_it_claims_its_folder_can_be_started_again(
+    tiny: Tiny, tmp_path: Path, last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fit(tiny(model_type="oelm_v2", out_dir=str(tmp_path / "whole")))
+    config = tiny(model_type="oelm_v2")
+
+    class GoneError(BaseException):
+        """As good as a kill."""
+
+    def write_and_die(path: Path, content: str | bytes) -> None:
+        write_whole(path, content)
+        if path.name == last:
+            raise GoneError
+
+    with monkeypatch.context() as patch:
+        for module in ("oelm.runfolder", "oelm.training.run"):
+            patch.setattr(f"{module}.write_whole", write_and_die)
+        with pytest.raises(GoneError):
+            fit(config)
+    with pytest.raises(UserError, match="holds another run"):
+        fit(tiny(model_type="oelm_v2", seed=3))
+    folder = fit(config)
+    for name in ("checkpoints/step-20/model.safetensors", "freeze_audit.json"):
+        assert (folder.path / name).read_bytes() == (whole.path / name).read_bytes()
+
+
+def test_a_corpus_is_said_to_differ_only_where_it_does(tiny: Tiny, tmp_path: Path, storybook: Path) -> None:
+    folder, other = fit(tiny()), fit(tiny(seed=1, out_dir=str(tmp_path / "other")))
+    shutil.copy(other.path / "manifest.json", folder.path)
+    with pytest.raises(
+        UserError, match=r"config\.yaml and manifest\.json are not of one run \(seed is 0 in the one, 1"
+    ):
+        fit(tiny())
+    data = Path(shutil.copytree(storybook, tmp_path / "data"))
+    tokens = np.fromfile(data / "train.bin", "uint16")[:-100]
+    tokens.tofile(data / "train.bin")
+    meta = json.loads((data / "meta.json").read_text())
+    meta["tokens"]["train"] = len(tokens)
+    meta["sha256"]["train"] = hashlib.sha256(tokens.tobytes()).hexdigest()
+    (data / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(UserError, match=r"holds another run \(its corpus has other bytes\)"):
+        fit(tiny(seed=1, out_dir=str(other.path), data_path=str(data)))
+
+
+def test_a_score_that_is_no_number_fails_the_run_and_is_not_recorded(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights break in the very last update, after the last loss of training."""
+    step = TorchEngine.step
+
+    def break_at_the_end(engine: TorchEngine, number: int) -> None:
+        step(engine, number)
+        if number == 19:
+            with torch.no_grad():
+                engine.model.tokens.weight.fill_(math.nan)
+
+    monkeypatch.setattr(TorchEngine, "step", break_at_the_end)
+    config = tiny()
+    with pytest.raises(
+        RunFailedError, match=r"the validation loss is nan at step 20 .*Last good checkpoint: .*step-10"
+    ):
+        fit(config)
+    folder = RunFolder(config.run_folder)
+    assert folder.status()["state"] == "failed"
+    assert [score["step"] for score in folder.scores()] == [10]
+
+
+def test_the_score_at_the_end_is_announced(tiny: Tiny, storybook: Path) -> None:
+    recorder = Recorder()
+    folder = fit(tiny(), recorder)
+    tokens = f"{len(open_corpus(storybook, 0, 32).split('val')) - 1:,}"
+    assert recorder.facts["steps"].endswith(f"; then the score on all {tokens} validation tokens")
+    assert f"scoring all {tokens} validation tokens" in (folder.path / "training.log").read_text()
+
+
+def test_a_model_too_large_for_any_memory_is_said_to_be_so(tiny: Tiny) -> None:
+    with pytest.raises(UserError, match=r"the model does not fit into memory: [\d,]+ parameters.*choose a smaller one"):
+        fit(tiny(vocab_size=2**31, d_model=2**20))
+
+
+def test_a_machine_without_a_compiler_is_told_what_to_do(tiny: Tiny, tmp_path: Path) -> None:
+    flags = flags_of(tiny(engine="compile", max_steps=1, warmup_steps=1))
+    result = oelm("train", *flags, PATH=str(tmp_path), TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
+    assert result.returncode == 2
+    assert result.stderr.startswith("oelm: --engine compile cannot be compiled on this machine (")
+    assert result.stderr.endswith("; install a C++ compiler, such as g++, or use --engine eager\n")
+    assert result.stderr.count("\n") == 1
+
+
+def test_deterministic_kernels_are_for_the_run_alone(tiny: Tiny) -> None:
+    folder = fit(tiny(deterministic=True, max_steps=1, warmup_steps=1))
+    assert folder.manifest()["sessions"][0]["deterministic"]
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_a_full_disk_gets_one_line_and_keeps_what_was_saved(tiny: Tiny, tmp_path: Path) -> None:

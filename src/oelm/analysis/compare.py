@@ -11,9 +11,9 @@ from typing import Any
 from oelm import variants
 from oelm.analysis.stats import CRITERION, Estimate, estimate, verdict
 from oelm.config import RunConfig
-from oelm.errors import UserError
+from oelm.errors import UserError, is_number
 from oelm.runfolder import RunFolder
-from oelm.training.observe import perplexity
+from oelm.training.observe import perplexity, shown
 
 # What the time of a step depends on besides the model: a run's sessions say it, its config the last one.
 COST = ("engine", "device", "precision", "cpu_threads", "processes", "deterministic", "accumulation")
@@ -72,7 +72,7 @@ class Comparison:
                 f"{row.parameters['total']:,}",
                 _listed(row.seeds),
                 _with_interval(row.loss),
-                f"{row.ppl:.3f}",
+                shown(row.ppl, 3),
                 "–" if row.gap is None else _percent(row.gap),
                 row.verdict,
                 f"{1000 * row.step_time:.2f}",
@@ -95,9 +95,9 @@ def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def compare(folders: Sequence[RunFolder], criterion: float = CRITERION) -> Comparison:
     """Compares finished runs with the baseline among them; refuses runs that were not given the same task."""
-    if not isinstance(criterion, float | int) or not 0 < criterion < math.inf:
+    if not is_number(criterion) or not 0 < criterion < math.inf:
         raise UserError(f"--criterion {criterion!r} must be a number above 0, such as {CRITERION}")
-    results = [read_result(folder) for folder in folders]
+    criterion, results = float(criterion), [read_result(folder) for folder in folders]
     _refuse_other_tasks(results)
     arms: dict[str, dict[int, Result]] = {}
     for result in results:
@@ -113,7 +113,7 @@ def compare(folders: Sequence[RunFolder], criterion: float = CRITERION) -> Compa
 
 
 def read_result(folder: RunFolder) -> Result:
-    config, manifest, final, state = folder.config(), folder.manifest(), folder.final_eval(), folder.status()["state"]
+    (config, manifest), final, state = folder.identified(), folder.final_eval(), folder.status()["state"]
     if state != "finished":
         raise UserError(f"{folder.path} is not finished ({state}); finish it or leave it out")
     if final is None:
@@ -235,7 +235,8 @@ def _with_interval(value: Estimate) -> str:
 
 def _percent(gap: Estimate) -> str:
     def as_percent(log_ratio: float) -> str:
-        return f"{100 * math.expm1(log_ratio):+.1f} %"
+        percent = 100 * math.expm1(min(log_ratio, 700.0))  # where a run has diverged, there may be no number for it
+        return f"{percent:+.1f} %" if percent < 1e6 else f"{percent:+.4g} %"
 
     if gap.low is None or gap.high is None:
         return as_percent(gap.mean)

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oelm.data.meta import Meta
+from oelm.data.tokenizer import TOKENIZER_FILE, SmallBpe
 from oelm.errors import UserError
 
 Tokens = npt.NDArray[np.int64]
@@ -48,6 +49,9 @@ class Corpus:
 def open_corpus(folder: Path, vocab_size: int, seq_len: int) -> Corpus:
     """The corpus in a folder, after checking that a model of this vocabulary can be trained on it."""
     corpus = Corpus(folder, Meta.read(folder))
+    tokenizer = folder / TOKENIZER_FILE
+    if corpus.meta.tokenizer == SmallBpe.name and not tokenizer.exists():
+        raise UserError(f"{tokenizer} is missing; prepare the corpus again with --overwrite")
     greatest = {split: verify(corpus, split) for split in ("train", "val")}
     for split, token in greatest.items():
         limit = vocab_size or corpus.vocab_size

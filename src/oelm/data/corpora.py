@@ -23,6 +23,7 @@ from typing import IO, Any, cast
 
 from oelm.data.parquet_pages import DamagedPageError, pages
 from oelm.data.tokenizer import END_OF_TEXT
+from oelm.data.xz import open_xz
 from oelm.errors import UserError
 
 Documents = Iterator[str]
@@ -152,7 +153,7 @@ def _read_file(path: Path, text_field: str) -> Documents:
 
 def _open(path: Path) -> IO[bytes]:
     if path.suffix == ".xz":
-        return cast(IO[bytes], lzma.open(path))
+        return cast(IO[bytes], open_xz(path))
     if path.suffix == ".gz":
         return cast(IO[bytes], gzip.open(path))
     if path.suffix == ".zst":

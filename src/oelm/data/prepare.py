@@ -8,17 +8,13 @@ duplicates stay on one side. The folder appears under its name only when it is c
 from __future__ import annotations
 
 import hashlib
-import numbers
 import os
-import re
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -26,9 +22,9 @@ import numpy as np
 from oelm.data import corpora, storybook
 from oelm.data.batches import HASH_CACHE, Corpus, verify
 from oelm.data.meta import META_FILE, SPLITS, Meta, is_corpus
+from oelm.data.scratch import TakenError, becoming, tidy
 from oelm.data.tokenizer import END_OF_TEXT, TOKENIZER_FILE, Gpt2Bpe, SmallBpe, TokenArray, Tokenizer
-from oelm.errors import UserError, known
-from oelm.processes import alive
+from oelm.errors import UserError, is_number, is_whole, known
 
 # Characters that are encoded, or wait for it or for their turn to be written, however many cores there are: at worst,
 # encoding takes 160 bytes of memory for each.
@@ -105,22 +101,37 @@ def prepare(
     """Prepares a corpus and returns its folder; a folder that is already what was asked for is left as it is."""
     request = _request(name, tuple(map(str, source)), val_fraction, test_fraction, max_tokens, text_field)
     folder = Path(data_dir) / name
-    _Scratch.tidy(folder)
+    target = _followed(folder)
+    tidy(target)
+    if folder.is_symlink() and not folder.exists():
+        raise UserError(f"{folder} is a link to {target}, where nothing is; remove it or choose another name")
     if folder.exists():
         _refuse_to_replace(folder, request)
         if not overwrite:
             return _existing(folder, request)
         _refuse_to_lose(folder)
     origin = request.describe()  # before it is read: text that changes meanwhile is noticed when asked again
-    with _Scratch(folder) as scratch:
-        documents, tokenizer = _open_corpus(request)
-        with _Writer(scratch, tokenizer) as writer:
-            _write_all(writer, documents, request, on_progress)
-        if isinstance(tokenizer, SmallBpe):
-            tokenizer.save(scratch)
-        _check_complete(writer, request)
-        Meta(name=name, **writer.summary(), **origin).write(scratch)
+    try:
+        with becoming(target, replace=overwrite) as scratch:
+            documents, tokenizer = _open_corpus(request)
+            with _Writer(scratch, tokenizer) as writer:
+                _write_all(writer, documents, request, on_progress)
+            if isinstance(tokenizer, SmallBpe):
+                tokenizer.save(scratch)
+            _check_complete(writer, request)
+            Meta(name=name, **writer.summary(), **origin).write(scratch)
+    except TakenError:  # by another process, which was done first
+        _refuse_to_replace(folder, request)
+        return _existing(folder, request)
     return folder
+
+
+def _followed(folder: Path) -> Path:
+    """The folder itself, or the one that it is a link to: the link is to stay."""
+    try:
+        return folder.resolve() if folder.is_symlink() else folder
+    except (OSError, RuntimeError):  # a link to itself
+        return folder
 
 
 def _request(
@@ -132,7 +143,7 @@ def _request(
     text_field: str,
 ) -> Preparation:
     if not source:
-        known("corpus", name, corpora.NAMES)
+        known("corpus", name, corpora.NAMES, otherwise="; for your own text: --source PATH")
     elif name in corpora.NAMES:
         raise UserError(
             f"{name} is a corpus of its own; choose another name for the text of --source, or drop --source"
@@ -144,14 +155,14 @@ def _request(
     test = _number("--test-fraction", defaults.test_fraction if test_fraction is None else test_fraction)
     if not (0 < val < 1 and 0 <= test < 1 and val + test < 1):
         raise UserError(f"--val-fraction {val:g} and --test-fraction {test:g} must leave something to train on")
-    if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+    if max_tokens is not None and (not is_whole(max_tokens) or max_tokens < 1):
         raise UserError(f"--max-tokens {max_tokens!r} must be a whole number, at least 1")
-    return Preparation(name, source, val, test, max_tokens, text_field)
+    return Preparation(name, source, val, test, None if max_tokens is None else int(max_tokens), text_field)
 
 
 def _number(flag: str, value: Any) -> float:
     """A number as such; what comes from Python may be anything."""
-    if not isinstance(value, numbers.Real):
+    if not is_number(value):
         raise UserError(f"{flag} {value!r} must be a number")
     return float(value)
 
@@ -178,6 +189,8 @@ def _existing(folder: Path, request: Preparation) -> Path:
         difference = "with other settings"
     elif _text(meta.source) != _text(wanted["source"]):
         difference = "from other text"
+    elif isinstance(meta.source, list) and any(entry.get("sha256") is None for entry in meta.source):
+        difference = "from a pipe, whose text cannot be compared"
     else:
         _check_whole(folder, meta)
         return folder
@@ -286,52 +299,6 @@ def _in_order(encode: Callable[[list[str]], Encoded], chunks: Iterator[list[str]
                 yield pending.popleft()[1].result()
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-class _Scratch:
-    """A hidden folder that becomes `target` when its block ends well, and vanishes when it does not.
-
-    A folder cannot take another's place in one stroke: what is replaced is put aside under a hidden name first. Whoever
-    is killed at that point leaves no `target`; tidy() puts the old one back.
-    """
-
-    def __init__(self, target: Path) -> None:
-        self._target = target
-        self._scratch = target.with_name(f".{target.name}.unfinished-{os.getpid()}")
-        self._replaced = target.with_name(f".{target.name}.replaced-{os.getpid()}")
-
-    def __enter__(self) -> Path:
-        self._scratch.mkdir(parents=True)
-        return self._scratch
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        if kind is None:
-            for path in self._scratch.iterdir():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
-            if self._target.exists():
-                self._target.rename(self._replaced)
-            self._scratch.rename(self._target)
-            shutil.rmtree(self._replaced, ignore_errors=True)
-        else:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-
-    @classmethod
-    def tidy(cls, target: Path) -> None:
-        """Puts back what a process was replacing when it was killed, and clears away what else such ones have left."""
-        replaced = cls._left_over(target, "replaced")
-        if replaced and not target.exists():
-            replaced.pop().rename(target)
-        for path in (*replaced, *cls._left_over(target, "unfinished")):
-            shutil.rmtree(path, ignore_errors=True)
-
-    @staticmethod
-    def _left_over(target: Path, kind: str) -> list[Path]:
-        """Hidden folders of `target` whose process is gone."""
-        name = re.compile(rf"\.{re.escape(target.name)}\.{kind}-([0-9]+)")
-        matches = [(path, name.fullmatch(path.name)) for path in target.parent.glob(".*")]
-        owners = [(path, int(match[1])) for path, match in matches if match]
-        return [path for path, owner in owners if owner == os.getpid() or not alive(owner)]
 
 
 class _Writer:

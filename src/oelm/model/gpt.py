@@ -133,20 +133,29 @@ class GPT(nn.Module):
     @torch.no_grad()
     def _initialise(self, seed: int) -> None:
         """Every tensor from a generator of its own, so that variants share all they have in common, bit for bit."""
-        shape, variant = self.shape, variants.parse(self.shape.model_type)
-        sides = {f"attention.q.{variant.q.tensor}": variant.q, f"attention.k.{variant.k.tensor}": variant.k}
+        shape, sides = self.shape, variants.parse(self.shape.model_type).sides
+        query_key = self.query_key_weights().keys()
         for name, parameter in self.named_parameters():
-            generator = torch.Generator().manual_seed(tensor_seed(seed, name))
-            if side := sides.get(name.split(".", 2)[-1]):
-                parameter.copy_(DRAW[side.source](shape.d_model, shape.num_heads, generator))
-                parameter.requires_grad_(side.trained)
+            if name in query_key:
+                parameter.copy_(birth(shape, seed, name))
+                parameter.requires_grad_(sides[side_of(name)].trained)
             elif parameter.ndim == 1:
                 parameter.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
             else:
                 std = INIT_STD
                 if name.endswith(("attention.o.weight", "mlp.down.weight")):
                     std /= math.sqrt(2 * shape.num_layers)  # GPT-2: what adds to the stream starts small
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+                parameter.copy_(torch.randn(parameter.shape, generator=_generator(seed, name)) * std)
+
+
+def birth(shape: Model, seed: int, name: str) -> Tensor:
+    """A tensor of Q or K, by its logical name, as it is before anything has trained it."""
+    side = variants.parse(shape.model_type).sides[side_of(name)]
+    return DRAW[side.source](shape.d_model, shape.num_heads, _generator(seed, name))
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    return torch.Generator().manual_seed(tensor_seed(seed, name))
 
 
 def side_of(name: str) -> str:

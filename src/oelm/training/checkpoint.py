@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from oelm.training.clock import PARTS
 
 KEPT = 2
 STATE = {
+    "run_id": str,
     "step": int,
     "due": bool,
     "since_log": [[float]],
@@ -73,10 +75,28 @@ def save_best(folder: Path, weights: Mapping[str, Tensor], step: int, loss: floa
     write_whole(folder / "best.safetensors", serialize(dict(weights), metadata=about))
 
 
+def step_of_best(path: Path) -> int:
+    """The step of the weights that save_best wrote."""
+    with safe_open(path, framework="pt") as file:
+        return int(json.loads(file.metadata()["oelm"])["step"])
+
+
+def forget_best(folder: Path, last_step: int) -> None:
+    """Drops the best weights if they came after a step: the score that made them the best is no longer on record.
+
+    Those that were the best before them are gone; a run that comes by again saves what is better than its best so far.
+    """
+    path = folder / "best.safetensors"
+    with suppress(SafetensorError, ValueError, KeyError, TypeError):  # what cannot be read shows nothing either
+        if path.exists() and step_of_best(path) > last_step:
+            path.unlink()
+
+
 @dataclass(frozen=True)
 class Expected:
-    """What a checkpoint must be like: which parameters it has moments of, and the hashes of its frozen matrices."""
+    """What a checkpoint must be like: whose, which parameters it has moments of, the hashes of its frozen matrices."""
 
+    run_id: str
     trained: set[str]
     frozen: dict[str, str]
 
@@ -126,15 +146,19 @@ def last(folder: Path) -> Path | None:
 
 
 def check(path: Path, model: nn.Module, expected: Expected) -> None:
-    """Raises DamagedError unless the checkpoint is whole, of this model's shape, and true to the frozen matrices."""
+    """Raises DamagedError unless the checkpoint is whole, this run's of this step, and true to the frozen matrices."""
     try:
-        read_state(path)
+        state = read_state(path)
         with safe_open(path / "optimizer.safetensors", framework="pt") as file:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         saved = load_file(path / "model.safetensors")
         load_file(path / "clock.safetensors")["step_times"]
     except (OSError, UserError, ValueError, KeyError, SafetensorError) as error:
         raise DamagedError(f"cut short or damaged ({error})") from None
+    if state["run_id"] != expected.run_id:
+        raise DamagedError("it is of another run")
+    if state["step"] != step_of(path):
+        raise DamagedError(f"it is of step {state['step']}, whatever its name says")
     shapes = _shapes(weights(model))
     _same_shapes(_shapes(saved), shapes)
     moments = {f"{name}.{key}": shapes[name] for name in expected.trained for key in ("exp_avg", "exp_avg_sq")}
@@ -167,6 +191,8 @@ def read_state(path: Path) -> dict[str, Any]:
     for key in ("best", "last_val"):
         if not isinstance(state.get(key), float | None):
             raise ValueError(f"{key} in state.json is no number")
+    if any(len(pair) != 2 for pair in state["since_log"]):
+        raise ValueError("since_log in state.json has something else than pairs of a loss and a norm")
     return state
 
 

@@ -16,7 +16,7 @@ from oelm.runfolder import RunFolder, locked
 from oelm.training.evaluate import StopAskedError
 from oelm.training.observe import Observer
 from oelm.training.run import Run
-from oelm.training.step import make_deterministic
+from oelm.training.step import deterministic_kernels
 from oelm.training.world import World, joined
 
 
@@ -25,9 +25,8 @@ def fit(config: RunConfig, observer: Observer | None = None, command: list[str] 
 
     A signal to stop saves a checkpoint and raises InterruptedRunError; a loss that is not finite raises RunFailedError.
     """
-    if config.deterministic:
-        make_deterministic()
     with (
+        deterministic_kernels() if config.deterministic else nullcontext(),
         joined(config) as world,
         opened(config, world, observer or Observer(), command or sys.argv) as run,
         stop_signals() as stop,
@@ -95,13 +94,20 @@ def _status_kept(run: Run) -> Iterator[None]:
 
 def _check_identity(config: RunConfig, folder: RunFolder, corpus: Corpus) -> None:
     if not folder.exists():
+        if theirs := folder.records():
+            raise UserError(
+                f"{folder.path} has a {theirs[0]}, but no manifest.json that says which run it is of; move it away, "
+                f"or choose another --out_dir"
+            )
         return
     if config.resume == "never":
         raise UserError(f"{folder.path} holds a run already; choose another --out_dir, or --resume auto to go on")
     if folder.manifest()["run_id"] == run_id(config, corpus.hashes):
         return
-    theirs, mine = folder.config().identity(), config.identity()
-    changed = [f"{name}: {theirs[name]} there, {mine[name]} here" for name in mine if mine[name] != theirs[name]]
+    if not folder.records():  # killed between its first file and its second
+        raise UserError(f"{folder.path} holds another run, hardly begun; remove it, or choose another --out_dir")
+    there, here = folder.identified()[0].identity(), config.identity()
+    changed = [f"{name}: {there[name]} there, {here[name]} here" for name in here if here[name] != there[name]]
     what = "; ".join(changed) or "its corpus has other bytes"
     raise UserError(f"{folder.path} holds another run ({what}); choose another --out_dir")
 

@@ -30,6 +30,7 @@ def manifest(config: RunConfig, corpus: Corpus, model: GPT) -> dict[str, Any]:
         "model_type": config.model_type,
         "variant": str(config.variant),
         "recipe": config.recipe,
+        "seed": config.seed,
         "parameters": {"total": total, "trainable": total - frozen, "frozen": frozen},
         "data": {
             "dataset": config.dataset,

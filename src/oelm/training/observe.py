@@ -16,6 +16,11 @@ def perplexity(loss: float) -> float:
     return math.exp(min(loss, 700.0))
 
 
+def shown(ppl: float, digits: int) -> str:
+    """A perplexity to read; that of a run that diverged may have hundreds of digits before the point."""
+    return f"{ppl:.{digits}f}" if ppl < 1e6 else f"{ppl:.4g}"
+
+
 @dataclass(frozen=True)
 class Progress:
     step: int
@@ -34,7 +39,7 @@ class Progress:
     def validation(self) -> str:
         if self.val_loss is None or self.best_loss is None:
             return ""
-        return f"val PPL {perplexity(self.val_loss):.2f} (best {perplexity(self.best_loss):.2f})"
+        return f"val PPL {shown(perplexity(self.val_loss), 2)} (best {shown(perplexity(self.best_loss), 2)})"
 
 
 class Observer:

@@ -14,21 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oelm.config import RunConfig
+from oelm.config import RunConfig, run_id
 from oelm.data.batches import Batches, Corpus
 from oelm.data.tokenizer import TOKENIZER_FILE, open_tokenizer
 from oelm.errors import InterruptedRunError, RunFailedError, UserError
 from oelm.model.generate import generate
-from oelm.model.gpt import GPT, side_of
+from oelm.model.gpt import GPT
 from oelm.runfolder import Heart, RunFolder, append_line, cut_lines, write_json, write_whole
 from oelm.training import audit, checkpoint
 from oelm.training.background import Background
 from oelm.training.clock import Clock, StepTimer, formatted
 from oelm.training.evaluate import diagnose, evaluate
 from oelm.training.manifest import device_name, manifest, session
-from oelm.training.observe import Observer, Progress, perplexity
+from oelm.training.observe import Observer, Progress, perplexity, shown
+from oelm.training.resume import choose_checkpoint
 from oelm.training.schedule import changes, learning_rate, trained_sides
-from oelm.training.step import open_engine
+from oelm.training.step import build_engine, compiling
 from oelm.training.world import World
 
 SECONDS_BETWEEN_QUESTIONS = 2.0
@@ -60,6 +61,7 @@ class Run:
         self.changes = changes(config)
         self.timer = StepTimer(self.world.device)
         self.background = Background(self.world.device)
+        self.id = run_id(config, self.corpus.hashes)
         self.heart: Heart | None = None
         self._since_log: list[tuple[float, float]] = []  # losses and gradient norms not yet in a line of metrics
 
@@ -72,32 +74,36 @@ class Run:
     def start(self) -> None:
         """Builds the model, goes to where the run stood, and says what will run."""
         with self.clock.part("startup"):
-            model = GPT(self.config, self.config.seed).to(self.world.device)
+            self.engine = build_engine(self.config, self.world, self.batches)
+            model = self.engine.model
             self.births = {name: w.detach().cpu().clone() for name, w in model.query_key_weights().items()}
-            self.engine = open_engine(model, self.config, self.world, self.batches)
             self._claim(model)
-            path = self._choose_checkpoint(model) if self.world.leads else None
+            path = choose_checkpoint(self.config, self.folder, self.id, model, self.say) if self.world.leads else None
             # Up to here, what cannot be done is refused, and the status of a run that was there stands.
             if self.world.leads:
                 self.heart = Heart(self.folder, self.config.max_steps)
             self._restore(model, path)
         if self.step < self.config.max_steps:
             with self.clock.part("startup" if self.engine.name == "eager" else "compiling"):
-                seconds = self.engine.rehearse(self.step)
+                with compiling(self.engine):
+                    seconds = self.engine.rehearse(self.step)
                 self.seconds_per_step = self.world.sum([seconds if self.world.leads else 0.0])[0]
         # The same number for all processes, and for good: whoever asked at another step would wait for ever.
         self.steps_between_questions = max(1, min(10, round(SECONDS_BETWEEN_QUESTIONS / (self.seconds_per_step or 1))))
         self._announce()
 
     def _claim(self, model: GPT) -> None:
-        """Writes the files that make a new folder this run's."""
-        if self.world.leads and not self.folder.exists():
+        """Writes the files that make a folder this run's; again, as long as nothing was saved, for a run that begins
+        anew: it may have been killed in the midst of them, or be on another machine, with other last bits."""
+        begins = not (self.config.goes_back or self.folder.checkpoints.exists())
+        if self.world.leads and begins:
+            if not self.folder.exists():
+                write_json(self.folder.path / "manifest.json", manifest(self.config, self.corpus, model))
+            write_whole(self.folder.path / "config.yaml", self.config.to_yaml())
             audit.begin(self.folder, model)
             tokenizer = self.corpus.folder / TOKENIZER_FILE
             if tokenizer.exists():  # beside its model, so that the run folder alone can be sampled from
                 write_whole(self.folder.path / TOKENIZER_FILE, tokenizer.read_bytes())
-            write_whole(self.folder.path / "config.yaml", self.config.to_yaml())
-            write_json(self.folder.path / "manifest.json", manifest(self.config, self.corpus, model))
         self.world.wait()
 
     def _restore(self, model: GPT, path: Path | None) -> None:
@@ -116,34 +122,14 @@ class Run:
         if self.heart:
             self.heart.at(self.step)
             audit.rewind(self.folder, self.step)
+            done = self.step - 1 if self.due else self.step
             for lines in (self.folder.metrics, self.folder.evals):
-                cut_lines(lines, self.step - 1 if self.due else self.step)
+                cut_lines(lines, done)
+            checkpoint.forget_best(self.folder.checkpoints, done)
             content = self.folder.manifest()
             content["sessions"].append(session(self.engine, self.command, self.step))
             write_whole(self.folder.path / "config.yaml", self.config.to_yaml())
             write_json(self.folder.path / "manifest.json", content)
-
-    def _choose_checkpoint(self, model: GPT) -> Path | None:
-        def expected(step: int) -> checkpoint.Expected:
-            trained = trained_sides(self.config, max(step - 1, 0))
-            frozen = {name for name in model.query_key_weights() if not trained[side_of(name)]}
-            names = {name for name, _ in model.named_parameters()} - frozen
-            return checkpoint.Expected(names, audit.frozen_hashes(self.folder, step))
-
-        if self.config.goes_back:
-            path = Path(self.config.resume).resolve()
-            there = checkpoint.by_age(self.folder.checkpoints.resolve())
-            if path not in there:
-                names = ", ".join(each.name for each in there) or "none"
-                raise UserError(
-                    f"--resume {self.config.resume} is not a checkpoint of {self.folder.path}; it has: {names}"
-                )
-            try:
-                checkpoint.check(path, model, expected(checkpoint.step_of(path)))
-            except checkpoint.DamagedError as damage:
-                raise UserError(f"--resume {self.config.resume} cannot be used: {damage}") from None
-            checkpoint.go_back(path)
-        return checkpoint.newest(self.folder.checkpoints, self.say, model, expected)
 
     def _announce(self) -> None:
         if not self.world.leads:
@@ -163,7 +149,8 @@ class Run:
             "run folder": str(self.folder.path),
             "steps": f"{left:,} to go"
             + (f" after {self.step:,}" if self.step else "")
-            + f", about {formatted(left * self.seconds_per_step)} of training by a trial step",
+            + f", about {formatted(left * self.seconds_per_step)} of training by a trial step; then the score on all "
+            f"{len(self.val_tokens) - 1:,} validation tokens",
         }
         self.observer.announce(facts)
         for name, value in facts.items():
@@ -190,7 +177,7 @@ class Run:
         model = self.engine.model
         changed = model.train_sides(trained_sides(self.config, self.step))
         self.collect()
-        with self.clock.part("compiling"):
+        with self.clock.part("compiling"), compiling(self.engine):
             self.engine.rebuild()
             self.engine.rehearse(self.step)
         self.timer.pause()
@@ -212,7 +199,8 @@ class Run:
         scaled = self.engine.precision == torch.float16  # whose scaler meets infinite gradients and skips those steps
         for step, (loss, norm) in enumerate(new, start=self.step - len(new) + 1):
             if not math.isfinite(loss) or not (scaled or math.isfinite(norm)):
-                raise RunFailedError(self._not_finite(step, loss, norm))
+                what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
+                raise RunFailedError(self._diverged(what, step))
 
     def log(self) -> None:
         self.collect()
@@ -244,10 +232,7 @@ class Run:
     def validate(self) -> None:
         """Scores the fixed validation tokens, and keeps the weights if they are the best so far."""
         self.collect()
-        with self.clock.part("validation"):
-            loss, tokens = evaluate(self.engine, self.val_tokens, self.config.val_tokens, self._may_break_off)
-            self.clock.validations += 1
-            self._record_score(loss, tokens, final=False)
+        loss, _ = self._score(self.config.val_tokens, final=False)
         self.last_val = loss
         if self.best is None or loss < self.best:
             self.best = loss
@@ -274,6 +259,7 @@ class Run:
     def _save_checkpoint(self) -> None:
         folder, step = self.folder.checkpoints, self.step
         state = {
+            "run_id": self.id,
             "best": self.best,
             "last_val": self.last_val,
             "due": self.due,
@@ -322,10 +308,8 @@ class Run:
     def finish(self) -> None:
         """The score on the whole validation set, a sample, the audit, the times."""
         self.saved()
-        with self.clock.part("validation"):
-            loss, tokens = evaluate(self.engine, self.val_tokens, None, self._may_break_off)
-            self.clock.validations += 1
-            self._record_score(loss, tokens, final=True)
+        self.say(f"scoring all {len(self.val_tokens) - 1:,} validation tokens")
+        loss, tokens = self._score(None, final=True)
         if not self.world.leads:
             return
         assert self.heart is not None
@@ -340,11 +324,11 @@ class Run:
         }
         write_json(self.folder.path / "timing_stats.json", stats)
         self.heart.end("finished")
-        self.say(f"finished: val loss {loss:.4f}, PPL {perplexity(loss):.3f} on all {tokens:,} validation tokens")
+        self.say(f"finished: val loss {loss:.4f}, PPL {shown(perplexity(loss), 3)} on all {tokens:,} validation tokens")
 
     def fail(self, state: str, message: str) -> None:
         if self.heart is not None:
-            with suppress(OSError):  # with a full disk the status cannot be written; its heartbeat then ends: "dead"
+            with suppress(OSError):  # where the status cannot be written, its heartbeat ends: "dead"
                 self.heart.end(state, message)
                 self.folder.log(f"{state}: {message}")
 
@@ -361,6 +345,16 @@ class Run:
         if self.world.leads:
             self.folder.log(line)
             self.observer.note(line)
+
+    def _score(self, limit: int | None, final: bool) -> tuple[float, int]:
+        """The loss on validation tokens, which is recorded, and how many they were."""
+        with self.clock.part("validation"):
+            loss, tokens = evaluate(self.engine, self.val_tokens, limit, self._may_break_off)
+            self.clock.validations += 1
+            if not math.isfinite(loss):
+                raise RunFailedError(self._diverged(f"the validation loss is {loss}", self.step))
+            self._record_score(loss, tokens, final)
+        return loss, tokens
 
     def _record_score(self, loss: float, tokens: int, final: bool) -> None:
         if self.world.leads:
@@ -389,9 +383,8 @@ class Run:
         (self.folder.path / "samples").mkdir(exist_ok=True)
         write_whole(self.folder.path / "samples" / f"step-{self.step}.txt", tokenizer.decode(tokens[1:]) + "\n")
 
-    def _not_finite(self, step: int, loss: float, norm: float) -> str:
+    def _diverged(self, what: str, step: int) -> str:
         rate = learning_rate(self.config, step - 1)
-        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
         with suppress(OSError):  # a save that failed has not become the last
             self.background.wait()
         kept = checkpoint.last(self.folder.checkpoints)

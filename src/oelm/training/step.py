@@ -9,10 +9,11 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import textwrap
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import numpy.typing as npt
@@ -23,15 +24,33 @@ from torch.nn.parallel import DistributedDataParallel
 
 from oelm.config import RunConfig
 from oelm.data.batches import Ahead, Batches, MicroBatch
-from oelm.errors import UserError
+from oelm.errors import UserError, is_out_of_memory
+from oelm.model.cost import step_cost
 from oelm.model.gpt import GPT, side_of
 from oelm.training.schedule import learning_rate, resting_sides
 from oelm.training.world import World
 
 Resting = frozenset[str]  # names of matrices that a step leaves out, although they are trained
 
+COMPILERS = ("torch._dynamo", "torch._inductor", "triton")
+
 # Logits held at once while scoring, in elements: as large as pays off on the device.
 LOGITS = {"cpu": 2**24, "cuda": 2**28}
+
+
+def build_engine(config: RunConfig, world: World, batches: Batches) -> Engine:
+    """A new model and its engine; one too large for the memory is refused."""
+    try:
+        return open_engine(GPT(config, config.seed).to(world.device), config, world, batches)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        cost = step_cost(config, config.batch_size)
+        size = 4 * (cost.parameters + cost.trainable) + cost.optimizer_bytes
+        raise UserError(
+            f"the model does not fit into memory: {cost.parameters:,} parameters, their gradients and moments take "
+            f"{size / 1e9:,.1f} GB; choose a smaller one (--preset, --d_model, --num_layers, --vocab_size)"
+        ) from error
 
 
 def open_engine(model: GPT, config: RunConfig, world: World, batches: Batches) -> Engine:
@@ -286,7 +305,29 @@ def precision_of(config: RunConfig, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if config.amp_dtype == "bf16" else torch.float16
 
 
-def make_deterministic() -> None:
+@contextmanager
+def deterministic_kernels() -> Iterator[None]:
     """Only kernels that give the same bytes each time. Must come before the first use of the GPU."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+@contextmanager
+def compiling(engine: Engine) -> Iterator[None]:
+    """Makes one line of what PyTorch and Triton say where they cannot compile, such as without a compiler."""
+    try:
+        yield
+    except Exception as error:
+        theirs = any(kind.__module__.startswith(COMPILERS) for kind in type(error).__mro__)
+        if engine.name == "eager" or is_out_of_memory(error) or not (theirs or "C compiler" in str(error)):
+            raise
+        reason = textwrap.shorten(str(error).partition("\n")[0], 200)
+        raise UserError(
+            f"--engine {engine.name} cannot be compiled on this machine ({reason}); install a C++ compiler, such as "
+            f"g++, or use --engine eager"
+        ) from error
