@@ -13,22 +13,16 @@ import argparse
 import json
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from benchmarks.results import write_result
+from benchmarks.runs import train
 from oelm.config import RunConfig
 from oelm.runfolder import RunFolder
 
-PROGRAM = """import sys
-from oelm.config import RunConfig
-from oelm.training.loop import fit
-fit(RunConfig.make(sys.argv[1]))"""
 
-
-def train(data: Path, out: Path, steps: int, deterministic: bool, resume: str = "auto") -> RunFolder:
+def train_for(data: Path, out: Path, steps: int, deterministic: bool, resume: str = "auto") -> RunFolder:
     config = RunConfig.make(
         preset="medium-512",
         model_type="oelm_v2",
@@ -44,10 +38,7 @@ def train(data: Path, out: Path, steps: int, deterministic: bool, resume: str = 
         log_interval=50,
         resume=resume,
     )
-    file = out.with_suffix(".yaml")
-    file.write_text(config.to_yaml())
-    subprocess.run([sys.executable, "-c", PROGRAM, str(file)], check=True)
-    return RunFolder(out)
+    return train(config)
 
 
 def median_step(folder: RunFolder) -> float:
@@ -69,14 +60,15 @@ def main() -> None:
         for number in range(options.rounds):
             for name in times:
                 out = Path(scratch) / f"{name}-{number}"
-                folder = train(options.data, out, options.steps, deterministic=name == "deterministic")
+                folder = train_for(options.data, out, options.steps, deterministic=name == "deterministic")
                 times[name].append(median_step(folder))
                 print(f"round {number + 1}: {name:<14} {1000 * times[name][-1]:.3f} ms per step", flush=True)
         uninterrupted = weights(folder, options.steps)
         middle = folder.checkpoints / f"step-{options.steps // 2}"
-        train(options.data, folder.path, options.steps, deterministic=True, resume=str(middle))
+        train_for(options.data, folder.path, options.steps, deterministic=True, resume=str(middle))
         exact = weights(folder, options.steps) == uninterrupted
-        session = folder.manifest()["sessions"][0]
+        session, resumed = folder.manifest()["sessions"]
+        assert resumed["first_step"] == options.steps // 2
         shutil.rmtree(folder.path)
     ratio = statistics.median(times["deterministic"]) / statistics.median(times["plain"])
     content = {

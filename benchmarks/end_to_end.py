@@ -9,21 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 from benchmarks.results import write_result
+from benchmarks.runs import train
 from oelm.config import RunConfig
-from oelm.runfolder import RunFolder
-
-PROGRAM = """import sys
-from oelm.config import RunConfig
-from oelm.training.loop import fit
-from oelm.training.observe import Lines
-fit(RunConfig.make(sys.argv[1]), Lines(30))"""
 
 
 def main() -> None:
@@ -44,12 +36,9 @@ def main() -> None:
             out_dir=f"{scratch}/run",
             device="cuda",
         )
-        file = Path(scratch) / "run.yaml"
-        file.write_text(config.to_yaml())
         started = time.time()
-        subprocess.run([sys.executable, "-c", PROGRAM, str(file)], check=True)
+        folder = train(config)
         wall = time.time() - started
-        folder = RunFolder(Path(scratch) / "run")
         timing = json.loads((folder.path / "timing_stats.json").read_text())
         parts, session = timing["seconds_by_part"], folder.manifest()["sessions"][0]
     aside = (parts["validation"] + parts["saving"]) / wall

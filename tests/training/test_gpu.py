@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from benchmarks.runs import train
 from safetensors.torch import load_file
 
 from oelm.config import RunConfig
@@ -114,18 +113,10 @@ def test_the_gpu_computes_what_the_cpu_does(tiny: Tiny, tmp_path: Path) -> None:
 def test_deterministic_resume_ends_with_the_same_bytes(tiny: Tiny, tmp_path: Path, engine: str) -> None:
     """In processes of their own: one runs through, the other is taken back to its middle and runs on."""
     fields = {"engine": engine, "deterministic": True, "dropout": 0.1, "model_type": "oelm_v2"}
-    program = "import sys, yaml; from oelm.config import RunConfig; from oelm.training.loop import fit; "
-    program += "fit(RunConfig.make(sys.argv[1]))"
-
-    def run(config: RunConfig) -> RunFolder:
-        file = tmp_path / "run.yaml"
-        file.write_text(config.to_yaml())
-        subprocess.run([sys.executable, "-c", program, str(file)], check=True)
-        return RunFolder(config.run_folder)
-
-    whole = run(gpu(tiny, **fields, out_dir=str(tmp_path / "whole")))
-    cut = run(gpu(tiny, **fields, out_dir=str(tmp_path / "cut")))
-    run(gpu(tiny, **fields, out_dir=str(cut.path), resume=str(cut.checkpoints / "step-30")))
+    whole = train(gpu(tiny, **fields, out_dir=str(tmp_path / "whole")))
+    cut = train(gpu(tiny, **fields, out_dir=str(tmp_path / "cut")))
+    train(gpu(tiny, **fields, out_dir=str(cut.path), resume=str(cut.checkpoints / "step-30")))
+    assert [session["first_step"] for session in cut.manifest()["sessions"]] == [0, 30]
     for name in ("model.safetensors", "optimizer.safetensors"):
         ours, theirs = (folder.checkpoints / "step-40" / name for folder in (cut, whole))
         assert ours.read_bytes() == theirs.read_bytes()
