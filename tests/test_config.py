@@ -175,6 +175,12 @@ def test_numbers_may_be_numpys() -> None:
     assert RunConfig.make(**given).to_yaml() == RunConfig.make(max_lr=0.01, dropout=0.5, seed=7).to_yaml()
 
 
+def test_words_and_truths_may_be_numpys() -> None:
+    given: dict[str, Any] = {"model_type": np.str_("oelm_v2"), "use_amp": np.bool_(False)}
+    config = RunConfig.make(**given)
+    assert config.to_yaml() == RunConfig.make(model_type="oelm_v2", use_amp=False).to_yaml()
+
+
 @pytest.mark.parametrize("name", ["d_model", "max_lr"])
 def test_yes_is_no_number(name: str) -> None:
     given: dict[str, Any] = {name: True}

@@ -128,3 +128,14 @@ def test_what_is_not_there_is_named(tiny: Tiny, tmp_path: Path) -> None:
     (folder.path / "config.yaml").write_text("max_lr: -1\n")
     with pytest.raises(UserError, match=f"the run in {folder.path} cannot be read: --max_lr -1.0 is out of range"):
         sample(folder, Sampling())
+
+
+def test_a_checkpoint_of_another_run_is_passed_over_aloud(
+    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = fit(tiny(out_dir=str(tmp_path / "ours")))
+    expected = sample(ours, Sampling("One", tokens=5))
+    theirs = fit(tiny(max_lr=1e-2, out_dir=str(tmp_path / "theirs")))
+    shutil.copytree(theirs.checkpoints / "step-20", ours.checkpoints / "step-25")
+    assert sample(ours, Sampling("One", tokens=5)) == expected
+    assert "step-25/model.safetensors cannot be loaded: it is of another run; taking" in capsys.readouterr().err

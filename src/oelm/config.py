@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from oelm import variants
-from oelm.errors import UserError, is_number, is_whole, known
+from oelm.errors import UserError, is_number, is_truth, is_whole, known
 
 
 @dataclass(frozen=True)
@@ -346,7 +346,9 @@ def _convert(name: str, value: Any, hint: Any, where: str) -> Any:
     if float in allowed and (is_number(value) or isinstance(value, str)):
         with suppress(ValueError, OverflowError):
             return float(value)
-    if str in allowed and isinstance(value, Path):
+    if bool in allowed and is_truth(value):
+        return bool(value)
+    if str in allowed and isinstance(value, Path | str):  # NumPy's strings are some
         return str(value)
     wanted = " or ".join(t.__name__ for t in allowed if t is not type(None))
     raise UserError(f"{name}{where} must be {wanted}, not {value!r}")

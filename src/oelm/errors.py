@@ -5,6 +5,8 @@ import numbers
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 
 class UserError(Exception):
     """What was asked for cannot be done: the message names the file or flag and what to do. Exit code 2."""
@@ -38,6 +40,11 @@ def is_whole(value: Any) -> bool:
 def is_number(value: Any) -> bool:
     """Whether a value is a number, Python's or NumPy's."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def is_truth(value: Any) -> bool:
+    """Whether a value is true or false, Python's or NumPy's."""
+    return isinstance(value, bool | np.bool_)
 
 
 def known(kind: str, name: str, names: Iterable[str], where: str = "", otherwise: str = "") -> str:

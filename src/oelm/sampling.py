@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oelm.data.tokenizer import Tokenizer, open_tokenizer
-from oelm.errors import UserError, is_number, is_whole
+from oelm.errors import UserError, is_number, is_truth, is_whole
 from oelm.runfolder import RunFolder
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ class Sampling:
 def _fits(value: object, wanted: type) -> bool:
     if wanted is int:
         return is_whole(value)
+    if wanted is bool:
+        return is_truth(value)
     return is_number(value) if wanted is float else isinstance(value, wanted)
 
 
@@ -84,17 +86,19 @@ def open_model(folder: RunFolder, best: bool = False) -> GPT:
     from safetensors.torch import load_file
 
     from oelm.model.gpt import GPT
+    from oelm.training.checkpoint import DamagedError, step_of_weights
 
-    config, _ = folder.identified()
+    config, manifest = folder.identified()
     model = GPT(config, config.seed)
     damage = ""
     for path in _weights(folder, best):
         if damage:
             print(f"oelm: {damage}; taking {path} instead", file=sys.stderr)
         try:
+            step_of_weights(path, manifest["run_id"])
             model.load_state_dict(load_file(path))
             return model.eval()
-        except (SafetensorError, RuntimeError, OSError) as error:
+        except (DamagedError, SafetensorError, RuntimeError, OSError) as error:
             damage = f"{path} cannot be loaded: {textwrap.shorten(str(error), 200)}"
     raise UserError(damage)
 

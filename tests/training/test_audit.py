@@ -97,7 +97,7 @@ def test_weights_that_cannot_be_read_are_named(tiny: Tiny, capsys: pytest.Captur
         with pytest.raises(SystemExit) as end:
             cli.main(["audit", str(folder.path)])
         assert end.value.code == 2
-        assert capsys.readouterr().err.startswith(f"oelm: {path} cannot be read: ")
+        assert capsys.readouterr().err.startswith(f"oelm: {path} proves nothing: cut short or damaged (")
 
 
 def test_a_baseline_has_nothing_frozen(tiny: Tiny) -> None:
@@ -141,3 +141,18 @@ def test_a_finished_run_without_evidence_is_not_passed(tiny: Tiny, capsys: pytes
         cli.main(["audit", str(folder.path)])
     assert end.value.code == 1
     assert "blocks.0.attention.k.weight in the end, which is not on record" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["step-20", "best.safetensors"])
+def test_weights_of_another_run_prove_nothing(tiny: Tiny, tmp_path: Path, name: str) -> None:
+    """Those of the same seed have the same frozen matrices."""
+    ours = fit(tiny(model_type="oelm_v2", out_dir=str(tmp_path / "ours")))
+    theirs = fit(tiny(model_type="oelm_v2", max_lr=1e-3, out_dir=str(tmp_path / "theirs")))
+    here, there = ours.checkpoints / name, theirs.checkpoints / name
+    if here.is_dir():
+        shutil.rmtree(here)
+        shutil.copytree(there, here)
+    else:
+        shutil.copy(there, here)
+    with pytest.raises(UserError, match="proves nothing: it is of another run"):
+        audit.findings(ours)

@@ -246,7 +246,7 @@ def test_going_back_forgets_the_best_weights_of_the_future_until_they_come_again
 ) -> None:
     folder = fit(tiny())
     best = folder.checkpoints / "best.safetensors"
-    assert checkpoint.step_of_best(best) == 20
+    assert checkpoint.about_best(best)["step"] == 20
     expected = best.read_bytes()
 
     def die(engine: TorchEngine, step: int) -> None:
@@ -263,7 +263,7 @@ def test_going_back_forgets_the_best_weights_of_the_future_until_they_come_again
 
 
 def test_the_best_weights_of_the_past_stay(tmp_path: Path) -> None:
-    checkpoint.save_best(tmp_path, {"w": torch.ones(1)}, 10, 1.0)
+    checkpoint.save_best(tmp_path, {"w": torch.ones(1)}, {"run_id": "a", "step": 10, "val_loss": 1.0})
     checkpoint.forget_best(tmp_path, 10)
     assert (tmp_path / "best.safetensors").exists()
     checkpoint.forget_best(tmp_path, 9)

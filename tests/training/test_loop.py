@@ -165,6 +165,13 @@ def test_a_run_without_its_manifest_is_not_gone_on_with_as_another(tiny: Tiny) -
         fit(tiny(seed=2, max_lr=0.1))
 
 
+def test_a_folder_of_two_runs_is_not_called_finished(tiny: Tiny, tmp_path: Path) -> None:
+    ours, theirs = (fit(tiny(max_lr=rate, out_dir=str(tmp_path / f"{rate}"))) for rate in (1e-3, 2e-3))
+    (ours.path / "manifest.json").write_bytes((theirs.path / "manifest.json").read_bytes())
+    with pytest.raises(UserError, match=r"config\.yaml and manifest\.json are not of one run"):
+        fit(tiny(max_lr=2e-3, out_dir=str(ours.path)))
+
+
 @pytest.mark.parametrize("last", ["manifest.json", "config.yaml", "freeze_audit.json"])
 def test_a_run_killed_while_it_claims_its_folder_can_be_started_again(
     tiny: Tiny, tmp_path: Path, last: str, monkeypatch: pytest.MonkeyPatch

@@ -19,7 +19,7 @@ from oelm.config import RunConfig
 from oelm.errors import UserError
 from oelm.model.gpt import GPT, birth
 from oelm.runfolder import RunFolder, read_json, write_json
-from oelm.training.checkpoint import step_of, step_of_best, tensor_hash
+from oelm.training.checkpoint import DamagedError, step_of_weights, tensor_hash
 from oelm.training.schedule import trained_sides
 
 FILE = "freeze_audit.json"
@@ -76,7 +76,7 @@ def findings(folder: RunFolder) -> list[Finding]:
     """
     found: list[Finding] = []
     events = _events(folder)
-    config, _ = folder.identified()
+    config, manifest = folder.identified()
     for event in events:
         step, place = event["step"], f"step {event['step']} ({event['event']})"
         if event["event"] == "thaw":
@@ -88,7 +88,7 @@ def findings(folder: RunFolder) -> list[Finding]:
     weights = [*folder.checkpoints.glob("step-*/model.safetensors"), *folder.checkpoints.glob("best.safetensors")]
     births = {name: birth(config, config.seed, name) for name in _frozen(config, 0)}
     for path in sorted(weights):
-        step, hashes = _read(path, births)
+        step, hashes = _read(path, manifest["run_id"], births)
         found += _compare(folder, _frozen(config, step), str(path.relative_to(folder.path)), step, hashes)
     return found
 
@@ -109,15 +109,17 @@ def _frozen(config: RunConfig, step: int) -> set[str]:
     }
 
 
-def _read(path: Path, births: dict[str, Tensor]) -> tuple[int, dict[str, str]]:
+def _read(path: Path, run_id: str, births: dict[str, Tensor]) -> tuple[int, dict[str, str]]:
     """The step of a file of weights, and the hash of each that is of Q or K; of `births`, only if it is as born."""
     try:
-        step = step_of_best(path) if path.name == "best.safetensors" else step_of(path.parent)
+        step = step_of_weights(path, run_id)
         return step, {
             name: tensor_hash(weight)
             for name, weight in load_file(path).items()
             if ".attention." in name and (name not in births or _same(weight, births[name]))
         }
+    except DamagedError as damage:
+        raise UserError(f"{path} proves nothing: {damage}; move it out of the run folder") from None
     except Exception as error:  # safetensors raises its own and OSErrors, numpy TypeErrors for types it does not know
         raise UserError(f"{path} cannot be read: {error}") from None
 

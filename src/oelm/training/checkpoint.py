@@ -67,18 +67,33 @@ def save(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], s
     return final
 
 
-def save_best(folder: Path, weights: Mapping[str, Tensor], step: int, loss: float) -> None:
-    """The weights alone, replaced whole."""
+def save_best(folder: Path, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """The weights alone, replaced whole; about: run_id, step and val_loss."""
     folder.mkdir(exist_ok=True)
     # One entry: the library writes several in an order that changes from process to process.
-    about = {"oelm": json.dumps({"step": step, "val_loss": loss})}
-    write_whole(folder / "best.safetensors", serialize(dict(weights), metadata=about))
+    metadata = {"oelm": json.dumps(dict(about))}
+    write_whole(folder / "best.safetensors", serialize(dict(weights), metadata=metadata))
 
 
-def step_of_best(path: Path) -> int:
-    """The step of the weights that save_best wrote."""
+def about_best(path: Path) -> dict[str, Any]:
+    """What save_best noted of the weights."""
     with safe_open(path, framework="pt") as file:
-        return int(json.loads(file.metadata()["oelm"])["step"])
+        about: dict[str, Any] = json.loads(file.metadata()["oelm"])
+    return {"run_id": str(about["run_id"]), "step": int(about["step"])}
+
+
+def step_of_weights(path: Path, run_id: str) -> int:
+    """The step of a file of weights, a checkpoint's or the best ones; raises DamagedError where they are not ours."""
+    try:
+        about = about_best(path) if path.name == "best.safetensors" else read_state(path.parent)
+    except (OSError, UserError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise DamagedError(f"cut short or damaged ({error})") from None
+    if about["run_id"] != run_id:
+        raise DamagedError("it is of another run")
+    step: int = about["step"]
+    if path.name != "best.safetensors" and step != step_of(path.parent):
+        raise DamagedError(f"it is of step {step}, whatever its name says")
+    return step
 
 
 def forget_best(folder: Path, last_step: int) -> None:
@@ -88,7 +103,7 @@ def forget_best(folder: Path, last_step: int) -> None:
     """
     path = folder / "best.safetensors"
     with suppress(SafetensorError, ValueError, KeyError, TypeError):  # what cannot be read shows nothing either
-        if path.exists() and step_of_best(path) > last_step:
+        if path.exists() and about_best(path)["step"] > last_step:
             path.unlink()
 
 
@@ -147,18 +162,14 @@ def last(folder: Path) -> Path | None:
 
 def check(path: Path, model: nn.Module, expected: Expected) -> None:
     """Raises DamagedError unless the checkpoint is whole, this run's of this step, and true to the frozen matrices."""
+    step_of_weights(path / "model.safetensors", expected.run_id)
     try:
-        state = read_state(path)
         with safe_open(path / "optimizer.safetensors", framework="pt") as file:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         saved = load_file(path / "model.safetensors")
         load_file(path / "clock.safetensors")["step_times"]
     except (OSError, UserError, ValueError, KeyError, SafetensorError) as error:
         raise DamagedError(f"cut short or damaged ({error})") from None
-    if state["run_id"] != expected.run_id:
-        raise DamagedError("it is of another run")
-    if state["step"] != step_of(path):
-        raise DamagedError(f"it is of step {state['step']}, whatever its name says")
     shapes = _shapes(weights(model))
     _same_shapes(_shapes(saved), shapes)
     moments = {f"{name}.{key}": shapes[name] for name in expected.trained for key in ("exp_avg", "exp_avg_sq")}

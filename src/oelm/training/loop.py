@@ -103,6 +103,8 @@ def _check_identity(config: RunConfig, folder: RunFolder, corpus: Corpus) -> Non
     if config.resume == "never":
         raise UserError(f"{folder.path} holds a run already; choose another --out_dir, or --resume auto to go on")
     if folder.manifest()["run_id"] == run_id(config, corpus.hashes):
+        if "config.yaml" in folder.records():
+            folder.identified()
         return
     if not folder.records():  # killed between its first file and its second
         raise UserError(f"{folder.path} holds another run, hardly begun; remove it, or choose another --out_dir")

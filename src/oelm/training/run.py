@@ -241,11 +241,11 @@ class Run:
         self.timer.pause()
 
     def _save_best(self, loss: float) -> None:
-        folder, step = self.folder.checkpoints, self.step
+        folder, about = self.folder.checkpoints, {"run_id": self.id, "step": self.step, "val_loss": loss}
         with self.clock.part("saving"):
             self.background.write(
                 {"model": checkpoint.weights(self.engine.model)},
-                lambda tensors: checkpoint.save_best(folder, tensors["model"], step, loss),
+                lambda tensors: checkpoint.save_best(folder, tensors["model"], about),
             )
 
     def save(self) -> None:
