@@ -9,8 +9,8 @@ import pytest
 from matplotlib.image import imread
 
 from oelm import cli
-from oelm.analysis.compare import find_runs
 from oelm.demo import PROMPT, VARIANTS, demo
+from oelm.runfolder import find_runs
 
 
 def test_the_demo_trains_compares_draws_and_samples_and_does_so_once(

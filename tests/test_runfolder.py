@@ -165,7 +165,7 @@ def test_a_status_ends_on_a_disk_that_is_really_full(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_does_not_keep_a_status_from_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    heart = Heart(RunFolder(tmp_path), 10)
+    heart = Heart(RunFolder(tmp_path), 10, "cpu")
     path, long = tmp_path / "status.json", "no space left on the disk; " * 20
 
     def full(path: Path, content: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from oelm import terminal
 from oelm.analysis.compare import Comparison, Row
+from oelm.analysis.results import read_result
 from oelm.analysis.stats import Estimate
 from oelm.config import RunConfig
 from oelm.data.prepare import prepare
@@ -94,21 +95,23 @@ def test_samples_stand_side_by_side_under_their_names_as_they_are() -> None:
 
 def test_the_notes_of_a_comparison_stand_as_they_are() -> None:
     with Screen() as screen:
-        terminal.show(Comparison(rows=(), warnings=(LIKE_MARKUP,), criterion=1.05))
+        terminal.show(Comparison(rows=(), warnings=(LIKE_MARKUP,), criterion=1.05, task=LIKE_MARKUP))
+    assert screen.text.startswith(LIKE_MARKUP)
     assert f"note: {LIKE_MARKUP}\r\n" in screen.text
 
 
 @pytest.mark.parametrize("columns", [200, 80, 40])
-def test_a_comparison_is_never_cut_short(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_is_never_cut_short(columns: int, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    parameters = {"trainable": 163_840, "frozen": 16_384, "total": 180_224}
-    gap, loss = Estimate(0.012, None, None), Estimate(2.5710, None, None)
-    comparison = Comparison((Row("oelm_v2", (0,), parameters, loss, gap, "one seed only", 0.0646),), (), 1.05)
+    result = read_result(fit(tiny(max_steps=2, warmup_steps=1)))
+    row = Row("OELM-Freeze", (result,), Estimate(2.571), Estimate(0.012), "one seed only", 0.0646, 1.0, 3e9, 61.0)
+    comparison = Comparison((row,), (), 1.05, "a task")
     with Screen() as screen:
         terminal.show(comparison)
     shown = screen.text.split()
-    for text in (*comparison.headings, *comparison.cells()[0]):
-        assert set(text.split()) <= set(shown)
+    for headings, (cells,) in (comparison.quality, comparison.cost):
+        for text in (*headings, *cells):
+            assert set(text.split()) <= set(shown)
 
 
 def test_a_run_outlives_the_pipe_that_shows_it(tiny: Tiny) -> None:

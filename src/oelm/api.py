@@ -9,12 +9,12 @@ from typing import Any
 
 from oelm import sampling, terminal
 from oelm.analysis import compare as comparison
-from oelm.analysis.compare import Comparison, find_runs
+from oelm.analysis.compare import Comparison
 from oelm.analysis.stats import CRITERION
 from oelm.config import RunConfig
 from oelm.data import prepare as preparation
 from oelm.errors import known
-from oelm.runfolder import RunFolder
+from oelm.runfolder import RunFolder, find_runs
 from oelm.sampling import Sampling
 from oelm.training.loop import fit
 

@@ -30,6 +30,7 @@ from oelm.output import UntilGone
 from oelm.sampling import Sampling
 
 T = TypeVar("T")
+OUTPUTS = "outputs"
 Runs = Annotated[tuple[str, ...], Positional, tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")]
 
 
@@ -123,7 +124,7 @@ def sample(runs: Runs, sampling: OmitArgPrefixes[Sampling]) -> None:
         runs: Run folders, or folders with run folders below them.
     """
     from oelm import terminal
-    from oelm.analysis.compare import find_runs
+    from oelm.runfolder import find_runs
     from oelm.sampling import sample as run
 
     folders = find_runs(runs)
@@ -131,18 +132,23 @@ def sample(runs: Runs, sampling: OmitArgPrefixes[Sampling]) -> None:
     terminal.side_by_side([str(folder.path) for folder in folders], texts)
 
 
-def compare(runs: Runs, criterion: float = CRITERION) -> None:
+def compare(runs: Runs, criterion: float = CRITERION, all: bool = False) -> None:
     """Compare finished runs with the baseline among them; refuses runs that were not given the same task.
 
     Args:
         runs: Run folders, or folders with run folders below them.
         criterion: Largest perplexity that counts as a success, as a multiple of the baseline's.
+        all: Compare everything that is finished there (no RUN: in outputs), each task by itself.
     """
     from oelm import terminal
     from oelm.analysis.compare import compare as run
-    from oelm.analysis.compare import find_runs
+    from oelm.analysis.compare import compare_all
+    from oelm.runfolder import find_runs
 
-    terminal.show(run(find_runs(runs), criterion))
+    if all:
+        terminal.show(*compare_all(find_runs(runs or (OUTPUTS,)), criterion))
+    else:
+        terminal.show(run(find_runs(runs), criterion))
 
 
 def audit(runs: Runs) -> None:
@@ -152,7 +158,7 @@ def audit(runs: Runs) -> None:
         runs: Run folders, or folders with run folders below them.
     """
     from oelm import terminal
-    from oelm.analysis.compare import find_runs
+    from oelm.runfolder import find_runs
     from oelm.training.audit import findings, frozen_now
 
     changed = [

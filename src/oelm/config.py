@@ -117,6 +117,11 @@ class Operation:
     """Steps between two validations."""
     save_interval: int = 1000
     """Steps between two checkpoints."""
+    tuned_from: str | None = None
+    """Folder of the runs among which max_lr was the best rate; the manifest records their rates, steps and ids.
+    None: max_lr is taken as given."""
+    track: str | None = None
+    """Send the run to a tracker, too, beside TensorBoard's files in the run folder: trackio or wandb. None: to none."""
 
 
 @dataclass(frozen=True)
@@ -233,6 +238,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
+# The safe loader in C where there is one: hundreds of run folders are read at once.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+TRACKERS = ("trackio", "wandb")
+
 CHOICES: dict[str, tuple[str, ...]] = {
     "positions": ("learned", "rope"),
     "decay": ("matrices", "all"),
@@ -275,6 +285,8 @@ def check(config: RunConfig) -> None:
             raise UserError(f"--{name} {value} is out of range: it must lie between {low:,} and {high:,}")
     for name, choices in CHOICES.items():
         known(name, getattr(config, name), choices)
+    if config.track is not None:
+        known("tracker", config.track, TRACKERS)
     known("recipe", config.recipe, RECIPES)
     known("preset", config.preset, PRESETS)
     for side in variants.parse(config.model_type).sides.values():
@@ -314,7 +326,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """The fields that a YAML file sets, each of its field's type."""
     try:
         text = path.read_text(encoding="utf-8")
-        content, node = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
+        content, node = yaml.load(text, LOADER), yaml.compose(text, LOADER)
     except FileNotFoundError:
         raise UserError(f"--config {path}: no such file") from None
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:

@@ -26,7 +26,7 @@ import reprlib
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +44,7 @@ RECORDS = (
 )
 HEARTBEAT_SECONDS = 5.0
 DEAD_AFTER_SECONDS = 30.0
+TAIL_BYTES = 1 << 14  # several lines of any append-only file
 
 # The shape of JSON: a type; [shape] for a list; {key: shape} for keys that must be there; {str: shape} for any keys.
 Shape = type | list[Any] | dict[Any, Any]
@@ -138,6 +139,20 @@ def read_lines(path: Path, shape: Shape = LINE) -> list[dict[str, Any]]:
     return [_parsed(line, shape, f"{path}, line {i}", "remove that line") for i, line in enumerate(lines, start=1)]
 
 
+def last_line(path: Path, shape: Shape = LINE) -> dict[str, Any] | None:
+    """The last whole record of an append-only file, without reading the others."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - TAIL_BYTES))
+        *lines, _ = file.read().split(b"\n")
+    if not lines:
+        return None
+    record: dict[str, Any] = _parsed(lines[-1], shape, f"{path}, last line", "remove that line")
+    return record
+
+
 def cut_lines(path: Path, last_step: int) -> None:
     """Forgets the records after a step, a final score, which will be given anew, and a torn last line."""
     if path.exists():
@@ -219,6 +234,10 @@ class RunFolder:
         """Every validation, in order."""
         return read_lines(self.evals, SCORE)
 
+    def last_metrics(self) -> dict[str, Any] | None:
+        """The newest line of training, read from the end of a file that may be long."""
+        return last_line(self.metrics)
+
     def final_eval(self) -> dict[str, Any] | None:
         """The score on the whole validation set after the last step, if the run got there."""
         return next((score for score in reversed(self.scores()) if score["final"]), None)
@@ -234,6 +253,29 @@ def _breathes(status: dict[str, Any]) -> bool:
     if status["host"] != socket.gethostname():
         return True
     return alive(status["pid"])
+
+
+def find_runs(paths: Sequence[str | Path]) -> list[RunFolder]:
+    """The run folders that paths name: each path itself, or all those below it."""
+    if not paths:
+        raise UserError("name at least one run folder, or a folder with run folders below it")
+    found: list[RunFolder] = []
+    for path in map(Path, paths):
+        below = runs_below(path)
+        if not below:
+            raise UserError(f"{path} is no run folder, and there is none below it")
+        found += below
+    return found
+
+
+def runs_below(path: Path) -> list[RunFolder]:
+    """The run folders in a folder, itself among them; what is inside of one is not searched."""
+    found = []
+    for place, folders, files in os.walk(path, followlinks=True):
+        if "manifest.json" in files:
+            found.append(RunFolder(Path(place)))
+            folders.clear()
+    return sorted(found, key=lambda folder: folder.path)
 
 
 @contextmanager
@@ -257,7 +299,7 @@ def locked(folder: RunFolder) -> Iterator[None]:
 class Heart:
     """Keeps status.json true: a heartbeat while the run lives, and the state in which it ended."""
 
-    def __init__(self, folder: RunFolder, max_steps: int) -> None:
+    def __init__(self, folder: RunFolder, max_steps: int, device: str) -> None:
         self._path = folder.path / "status.json"
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -266,6 +308,7 @@ class Heart:
             "step": 0,
             "max_steps": max_steps,
             "message": "",
+            "device": device,
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "heartbeat": time.time(),
@@ -277,10 +320,10 @@ class Heart:
     def at(self, step: int) -> None:
         self._content["step"] = step
 
-    def end(self, state: str, message: str = "") -> None:
+    def end(self, state: str, message: str = "", **more: Any) -> None:
         self._stop.set()
         self._thread.join()
-        self._content |= {"state": state, "message": message}
+        self._content |= {"state": state, "message": message, **more}
         try:
             self._write()
         except OSError as error:

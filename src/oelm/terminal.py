@@ -21,8 +21,8 @@ from oelm.data import prepare
 from oelm.output import UntilGone
 from oelm.sampling import one_after_the_other
 from oelm.training.audit import Finding
-from oelm.training.clock import formatted
 from oelm.training.observe import Lines, Observer, Progress
+from oelm.wording import formatted
 
 PLAIN_EVERY = 20_000_000  # tokens between two plain lines of `prepare`
 
@@ -93,15 +93,20 @@ def _prepared(name: str, tally: prepare.Tally) -> str:
     return f"{name}: {tally.documents:,} documents, {tally.tokens:,} tokens, {tally.tokens_per_second:,.0f} tokens/s"
 
 
-def show(comparison: Comparison) -> None:
-    """The comparison as a table, with its notes below."""
+def show(*comparisons: Comparison) -> None:
+    """Comparisons as tables, with their notes below."""
     console = Console()
     if not console.is_terminal:
-        print(comparison)
+        print("\n\n".join(map(str, comparisons)))
         return
-    show_table(comparison.headings, comparison.cells())
-    for warning in comparison.warnings:
-        console.print(Text(f"note: {warning}", style="dim"))
+    for i, comparison in enumerate(comparisons):
+        console.print(Text("\n" * bool(i) + comparison.task, style="bold"))
+        for headings, cells in (comparison.quality, comparison.cost):
+            print()
+            show_table(headings, cells)
+        print()
+        for note in comparison.notes:
+            console.print(Text(note, style="dim"))
     sys.stdout.flush()
 
 

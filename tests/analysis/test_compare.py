@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oelm.analysis.compare import Comparison, Row, compare, find_runs
+from oelm.analysis.compare import Comparison, Row, compare
+from oelm.analysis.results import read_result
 from oelm.analysis.stats import Estimate
 from oelm.config import RunConfig, run_id
 from oelm.errors import UserError
-from oelm.runfolder import RunFolder
+from oelm.runfolder import RunFolder, find_runs
 from oelm.training.loop import fit
 from tests.conftest import oelm
 
@@ -106,7 +107,7 @@ def test_runs_on_different_data_are_refused(train: Callable[..., RunFolder]) -> 
 def test_what_is_unfair_but_comparable_is_said(train: Callable[..., RunFolder]) -> None:
     comparison = compare([train("baseline"), train("oelm_v2", max_lr=1e-3, d_ff=32)])
     text = "\n".join(comparison.warnings)
-    assert "different learning rates: baseline 0.003, oelm_v2 0.001" in text
+    assert "different learning rates: Baseline 0.003, OELM-Freeze 0.001" in text
     assert "differ in more than the variant: d_ff" in text
 
 
@@ -118,21 +119,22 @@ def test_what_makes_step_times_unequal_is_said(train: Callable[..., RunFolder]) 
     manifest["sessions"].append({**manifest["sessions"][0], "engine": "graph"})
     (other.path / "manifest.json").write_text(json.dumps(manifest))
     assert compare([train("baseline"), other]).warnings[-1] == (
-        "step times are not comparable: baseline ran with engine eager, accumulation 1; "
-        "oelm_v2 ran with engine eager/graph, accumulation 4"
+        "step times are not comparable: Baseline ran with engine eager, accumulation 1; "
+        "OELM-Freeze ran with engine eager/graph, accumulation 4"
     )
 
 
 def test_seeds_without_a_partner_are_named(train: Callable[..., RunFolder]) -> None:
     runs = [train("baseline"), train("baseline", seed=1), train("oelm_v2"), train("oelm_random"), train("oelm_v2", 7)]
     comparison = compare([*runs, train("oelm_matched", seed=9)])
-    assert [cells[4] for cells in comparison.cells()] == ["0, 1", "0, 7", "0", "9"]
-    assert comparison.headings[4] == "seeds"
+    headings, cells = comparison.quality
+    assert headings[1] == "seeds"
+    assert [row[1] for row in cells] == ["0, 1", "0, 7", "0", "9"]
     said = [warning for warning in comparison.warnings if "seed" in warning]
     assert said == [
-        "the gap of oelm_v2 is over seeds 0; seeds without a partner: 7 (oelm_v2); 1 (baseline)",
-        "the gap of oelm_random is over seeds 0; seeds without a partner: 1 (baseline)",
-        "oelm_matched shares no seed with the baseline: no gap can be given",
+        "the gap of OELM-Freeze is over seeds 0; seeds without a partner: 7 (OELM-Freeze); 1 (baseline)",
+        "the gap of OELM-Random is over seeds 0; seeds without a partner: 1 (baseline)",
+        "OELM-Matched shares no seed with the baseline: no gap can be given",
     ]
 
 
@@ -146,11 +148,10 @@ def test_a_criterion_may_be_numpys(finished: RunFolder) -> None:
     assert "PPL ≤ 1.5 ×" in str(compare([finished], criterion))
 
 
-def test_a_run_that_diverged_is_shown_in_few_digits() -> None:
-    parameters = {"trainable": 1, "frozen": 0, "total": 1}
-    loss, gap = Estimate(1000.0, None, None), Estimate(995.0, 800.0, 1200.0)
-    row = Row("oelm_v2", (0,), parameters, loss, gap, "not met", 0.1)
-    (cells,) = Comparison((row,), (), 1.05).cells()
+def test_a_run_that_diverged_is_shown_in_few_digits(finished: RunFolder) -> None:
+    loss, gap = Estimate(1000.0), Estimate(995.0, 800.0, 1200.0)
+    row = Row("OELM-Freeze", (read_result(finished),), loss, gap, "not met", 0.1, 1.0, None, None)
+    _, (cells,) = Comparison((row,), (), 1.05, "a task").quality
     assert max(map(len, cells)) < 60
 
 

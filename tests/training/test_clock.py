@@ -2,7 +2,7 @@
 
 import torch
 
-from oelm.training.clock import Clock, StepTimer, formatted
+from oelm.training.clock import Clock, StepTimer
 
 
 class FakeTime:
@@ -78,7 +78,3 @@ def test_a_step_is_timed_from_the_end_of_the_one_before_but_not_over_a_pause() -
     time.now += 3
     timer.end()
     assert timer.collect() == [3.0]
-
-
-def test_durations_read_well() -> None:
-    assert [formatted(s) for s in (8.4, 125, 16287)] == ["8s", "2m 05s", "4h 31m 27s"]

@@ -3,52 +3,55 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from oelm import variants
+from oelm.analysis.fairness import Arm, listed, paired_gaps, refuse_other_tasks, warnings
+from oelm.analysis.results import LeftOut, Result, by_task, read_result, read_results, without_trials
 from oelm.analysis.stats import CRITERION, Estimate, estimate, verdict
-from oelm.config import RunConfig
 from oelm.errors import UserError, is_number
 from oelm.runfolder import RunFolder
-from oelm.training.observe import perplexity, shown
+from oelm.wording import formatted, memory, percent, perplexity, shown
 
-# What the time of a step depends on besides the model: a run's sessions say it, its config the last one.
-COST = ("engine", "device", "precision", "cpu_threads", "processes", "deterministic", "accumulation")
-
-
-@dataclass(frozen=True)
-class Result:
-    """One finished run, as read from its folder."""
-
-    folder: RunFolder
-    config: RunConfig
-    manifest: dict[str, Any]
-    final: dict[str, Any]
-    timing: dict[str, Any]
-
-    @property
-    def loss(self) -> float:
-        return float(self.final["loss"])
+Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One variant: its runs over the seeds."""
+    """One variant in one setting: its runs over the seeds."""
 
-    model_type: str
-    seeds: tuple[int, ...]
-    parameters: dict[str, int]
+    title: str
+    results: tuple[Result, ...]
     loss: Estimate
     gap: Estimate | None  # in log-perplexity, paired by seed; None for the baseline itself
     verdict: str
     step_time: float
+    step_ratio: float | None  # to the baseline's
+    memory: float | None
+    seconds_to_baseline: float | None  # until it was as good as the baseline in the end; None: never
+
+    @property
+    def model_type(self) -> str:
+        return self.results[0].variant
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(result.config.seed for result in self.results)
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        parameters: dict[str, int] = self.results[0].manifest["parameters"]
+        return parameters
 
     @property
     def ppl(self) -> float:
         return perplexity(self.loss.mean)
+
+    @property
+    def trainable_share(self) -> float:
+        return self.parameters["trainable"] / self.parameters["total"]
 
 
 @dataclass(frozen=True)
@@ -56,32 +59,55 @@ class Comparison:
     rows: tuple[Row, ...]
     warnings: tuple[str, ...]
     criterion: float
+    task: str
+    left_out: tuple[LeftOut, ...] = ()
 
     @property
-    def headings(self) -> tuple[str, ...]:
-        met = f"PPL ≤ {self.criterion:g} ×"
-        return ("variant", "trainable", "frozen", "total", "seeds", "val loss", "PPL", "gap", met, "ms/step")
-
-    def cells(self) -> list[tuple[str, ...]]:
-        """The table's rows as text, a cell per heading."""
-        return [
+    def quality(self) -> Table:
+        """How good the variants are, as text: headings, and a row of cells each."""
+        headings = ("variant", "seeds", "val loss", "PPL", "gap", f"PPL ≤ {self.criterion:g} ×", "as good after")
+        return headings, [
             (
-                variants.title(row.model_type),
-                f"{row.parameters['trainable']:,}",
-                f"{row.parameters['frozen']:,}",
-                f"{row.parameters['total']:,}",
-                _listed(row.seeds),
-                _with_interval(row.loss),
-                shown(row.ppl, 3),
-                "–" if row.gap is None else _percent(row.gap),
+                row.title,
+                listed(row.seeds),
+                with_interval(row.loss),
+                ppl_with_interval(row.loss),
+                "–" if row.gap is None else gap_with_interval(row.gap),
                 row.verdict,
-                f"{1000 * row.step_time:.2f}",
+                "–" if row.seconds_to_baseline is None else formatted(row.seconds_to_baseline),
             )
             for row in self.rows
         ]
 
+    @property
+    def cost(self) -> Table:
+        """What the variants cost, as text."""
+        columns = None if any(row.memory is not None for row in self.rows) else -1
+        headings = ("variant", "trainable", "frozen", "total", "trained", "ms/step", "ratio", "memory")
+        cells = [
+            (
+                row.title,
+                f"{row.parameters['trainable']:,}",
+                f"{row.parameters['frozen']:,}",
+                f"{row.parameters['total']:,}",
+                f"{row.trainable_share:.1%}",
+                f"{1000 * row.step_time:.2f}",
+                "–" if row.step_ratio is None else f"{row.step_ratio:.3f} ×",
+                "–" if row.memory is None else memory(row.memory),
+            )
+            for row in self.rows
+        ]
+        return headings[:columns], [row[:columns] for row in cells]
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be said below the tables."""
+        meaning = '"as good after": the time until a variant was as good as the baseline was in the end'
+        left_out = [f"left out: {each.reason}" for each in self.left_out]
+        return [meaning, *(f"note: {text}" for text in self.warnings), *left_out]
+
     def __str__(self) -> str:
-        return "\n".join([aligned(self.headings, self.cells()), *(f"note: {text}" for text in self.warnings)])
+        return "\n".join([self.task, "", aligned(*self.quality), "", aligned(*self.cost), "", *self.notes])
 
 
 def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -95,165 +121,131 @@ def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def compare(folders: Sequence[RunFolder], criterion: float = CRITERION) -> Comparison:
     """Compares finished runs with the baseline among them; refuses runs that were not given the same task."""
+    criterion = _checked(criterion)
+    results = [read_result(folder) for folder in folders]
+    refuse_other_tasks(results)
+    return _compared(results, criterion)
+
+
+def compare_all(folders: Sequence[RunFolder], criterion: float = CRITERION) -> list[Comparison]:
+    """A comparison for every task and setting among the runs; those that are not finished are named in the first."""
+    criterion = _checked(criterion)
+    results, left_out = read_results(folders)
+    if not results:
+        raise UserError("; ".join(["no run is finished yet", *(each.reason for each in left_out)]))
+    groups = sorted(by_task(results), key=len, reverse=True)
+    return [_compared(group, criterion, () if i else tuple(left_out)) for i, group in enumerate(groups)]
+
+
+def _checked(criterion: float) -> float:
     if not is_number(criterion) or not 0 < criterion < math.inf:
         raise UserError(f"--criterion {criterion!r} must be a number above 0, such as {CRITERION}")
-    criterion, results = float(criterion), [read_result(folder) for folder in folders]
-    _refuse_other_tasks(results)
+    return float(criterion)
+
+
+def _compared(results: Sequence[Result], criterion: float, left_out: tuple[LeftOut, ...] = ()) -> Comparison:
+    judged = without_trials(results)
+    arms = _arms(judged)
+    baseline = _baseline(arms)
+    reference = arms[baseline] if baseline else {}
+    rows = [_row(title, arm, reference, criterion) for title, arm in arms.items()]
+    said = warnings(judged, arms, baseline)
+    if trials := len(results) - len(judged):
+        said.append(f"{trials} runs that served to find a learning rate are not counted")
+    return Comparison(tuple(rows), tuple(said), criterion, _task(judged[0]), left_out)
+
+
+def _arms(results: Sequence[Result]) -> dict[str, Arm]:
+    """Results by what was trained, and by seed; what sets two arms of one variant apart stands in their titles."""
     arms: dict[str, dict[int, Result]] = {}
     for result in results:
-        name, seed = variants.name_of(result.config.variant), result.config.seed
-        arm = arms.setdefault(name, {})
+        alike = repr([result.variant, result.settings(), result.config.max_lr, result.config.min_lr])
+        arm, seed = arms.setdefault(alike, {}), result.config.seed
         if seed in arm:
             twins = f"{arm[seed].folder.path} and {result.folder.path}"
-            raise UserError(f"{twins} are both {name} with seed {seed}; leave one out")
+            raise UserError(f"{twins} are both {result.variant} with seed {seed}; leave one out")
         arm[seed] = result
-    baseline = arms.get("baseline", {})
-    rows = [_row(name, arm, baseline, criterion) for name, arm in arms.items()]
-    return Comparison(tuple(rows), tuple(_warnings(results, arms)), criterion)
+    firsts = [next(iter(arm.values())) for arm in arms.values()]
+    titles = [_title(first, [other for other in firsts if other.variant == first.variant]) for first in firsts]
+    return dict(zip(titles, arms.values(), strict=True))
 
 
-def read_result(folder: RunFolder) -> Result:
-    (config, manifest), final, state = folder.identified(), folder.final_eval(), folder.status()["state"]
-    if state != "finished":
-        raise UserError(f"{folder.path} is not finished ({state}); finish it or leave it out")
-    if final is None:
-        raise UserError(f"{folder.evals} is damaged: the final score is missing; leave the run out")
-    return Result(folder, config, manifest, final, folder.timing())
+def _title(result: Result, siblings: Sequence[Result]) -> str:
+    identities = [sibling.config.identity() for sibling in siblings]
+    mine = result.config.identity()
+    apart = [n for n in mine if n not in ("model_type", "seed") and len({repr(each[n]) for each in identities}) > 1]
+    if "max_lr" in apart and "min_lr" in apart:  # which follows it, as a rule
+        apart.remove("min_lr")
+    described = ", ".join(f"{name} {mine[name]}" for name in apart)
+    title = variants.title(result.config.model_type)
+    return f"{title} ({described})" if described else title
 
 
-def _row(name: str, arm: dict[int, Result], baseline: dict[int, Result], criterion: float) -> Row:
-    paired = sorted(arm.keys() & baseline.keys())
-    gap = estimate([arm[seed].loss - baseline[seed].loss for seed in paired]) if paired else None
-    is_baseline = arm is baseline
-    first = next(iter(arm.values()))
-    times = sorted(float(result.timing["median_step_time"]) for result in arm.values())
+def _baseline(arms: dict[str, Arm]) -> str | None:
+    """The arm that the others are held against: of several baselines the one that was seen most often, and the best."""
+    candidates = {title: arm for title, arm in arms.items() if next(iter(arm.values())).variant == "baseline"}
+
+    def strength(title: str) -> tuple[int, float]:
+        return len(candidates[title]), -statistics.fmean(result.loss for result in candidates[title].values())
+
+    return max(candidates, key=strength, default=None)
+
+
+def _row(title: str, arm: Arm, reference: Arm, criterion: float) -> Row:
+    gaps = paired_gaps(arm, reference)
+    gap = estimate(gaps) if gaps and arm is not reference else None
+    results = tuple(arm[seed] for seed in sorted(arm))
+    step_time = _step_time(arm)
     return Row(
-        model_type=name,
-        seeds=tuple(sorted(arm)),
-        parameters=first.manifest["parameters"],
-        loss=estimate([result.loss for result in arm.values()]),
-        gap=None if is_baseline else gap,
-        verdict="–" if is_baseline or gap is None else verdict(gap, criterion),
-        step_time=times[len(times) // 2],
+        title=title,
+        results=results,
+        loss=estimate([result.loss for result in results]),
+        gap=gap,
+        verdict="–" if gap is None else verdict(gap, criterion),
+        step_time=step_time,
+        step_ratio=step_time / _step_time(reference) if reference else None,
+        memory=max((result.memory for result in results if result.memory is not None), default=None),
+        seconds_to_baseline=_seconds_to(arm, reference),
     )
 
 
-def _refuse_other_tasks(results: list[Result]) -> None:
-    """Runs are comparable only if they learnt from the same bytes, saw as many tokens and were scored on the same."""
-
-    def task(result: Result) -> dict[str, Any]:
-        hashes = result.manifest["data"]["sha256"]
-        return {
-            "training data": hashes["train"][:12],
-            "validation data": hashes["val"][:12],
-            "tokens seen": result.final["tokens_seen"],
-            "validation tokens scored": result.final["tokens_scored"],
-            "sequence length": result.config.seq_len,
-        }
-
-    first = results[0]
-    for other in results[1:]:
-        for what, value in task(first).items():
-            if task(other)[what] != value:
-                raise UserError(
-                    f"cannot compare {first.folder.path} with {other.folder.path}: "
-                    f"{what} differ ({value} against {task(other)[what]})"
-                )
+def _step_time(arm: Arm) -> float:
+    return statistics.median(float(result.timing["median_step_time"]) for result in arm.values())
 
 
-def _warnings(results: list[Result], arms: dict[str, dict[int, Result]]) -> list[str]:
-    warnings = []
-    if "baseline" not in arms:
-        warnings.append("no baseline among the runs: no gap can be given")
-    rates = {name: sorted({result.config.max_lr for result in arm.values()}) for name, arm in arms.items()}
-    if len({tuple(rate) for rate in rates.values()}) > 1:
-        listed = ", ".join(f"{name} {'/'.join(f'{r:g}' for r in rate)}" for name, rate in rates.items())
-        warnings.append(f"the variants ran at different learning rates: {listed}")
-    unsearched = [
-        name for name, arm in arms.items() if any(not r.manifest["learning_rate"]["grid"] for r in arm.values())
+def _seconds_to(arm: Arm, reference: Arm) -> float | None:
+    """The median, over the seeds, of the time until a run was as good as the baseline of its seed was in the end."""
+    times = [
+        arm[seed].seconds_to(reference[seed].scores[-1]["loss"])
+        for seed in arm.keys() & reference.keys()
+        if reference[seed].scores
     ]
-    if unsearched:
-        warnings.append(f"learning rate not tuned for: {', '.join(unsearched)}")
-    budgets = {r.manifest["learning_rate"]["budget_steps"] for r in results}
-    if len(budgets) > 1:
-        warnings.append(f"the variants had unequal tuning budgets: {', '.join(map(str, sorted(budgets)))} steps")
-    differing = _differing_fields(results)
-    if differing:
-        warnings.append(f"the runs differ in more than the variant: {', '.join(differing)}")
-    if all(len(arm) == 1 for arm in arms.values()):
-        warnings.append("one seed per variant: no interval can be given, and small gaps mean nothing")
-    warnings += [_unpaired(name, arm, arms["baseline"]) for name, arm in arms.items() if "baseline" in arms]
-    warnings.append(_unequal_cost(arms))
-    return list(filter(None, warnings))
+    reached = [time for time in times if time is not None]
+    return statistics.median(reached) if reached and len(reached) == len(times) else None
 
 
-def _unpaired(name: str, arm: dict[int, Result], baseline: dict[int, Result]) -> str:
-    """The seeds that a variant and the baseline do not share: their losses are means over other runs than the gap."""
-    paired = arm.keys() & baseline.keys()
-    if not paired:
-        return f"{name} shares no seed with the baseline: no gap can be given"
-    without = {name: arm.keys() - paired, "baseline": baseline.keys() - paired}
-    listed = "; ".join(f"{_listed(seeds)} ({who})" for who, seeds in without.items() if seeds)
-    return f"the gap of {name} is over seeds {_listed(paired)}; seeds without a partner: {listed}" if listed else ""
+def _task(result: Result) -> str:
+    config, final = result.config, result.final
+    return (
+        f"{config.dataset}, {config.preset}: {final['tokens_seen']:,} tokens seen ({config.max_steps:,} steps of "
+        f"{config.batch_size} × {config.seq_len}), recipe {config.recipe}, scored on {final['tokens_scored']:,} tokens"
+    )
 
 
-def _unequal_cost(arms: dict[str, dict[int, Result]]) -> str:
-    """What makes step times differ for another reason than the variant."""
-    values = {name: {what: _values(what, arm) for what in COST} for name, arm in arms.items()}
-    differing = [what for what in COST if len(set[str]().union(*(arm[what] for arm in values.values()))) > 1]
-    if not differing:
-        return ""
-
-    def described(name: str) -> str:
-        return ", ".join(f"{what} {'/'.join(sorted(values[name][what]))}" for what in differing)
-
-    return "step times are not comparable: " + "; ".join(f"{name} ran with {described(name)}" for name in arms)
-
-
-def _values(what: str, arm: dict[int, Result]) -> set[str]:
-    """The values that one of COST had in the sessions of a variant's runs."""
-    if what == "accumulation":
-        return {str(result.config.accumulation) for result in arm.values()}
-    return {str(session[what]) for result in arm.values() for session in result.manifest["sessions"]}
-
-
-def _differing_fields(results: list[Result]) -> list[str]:
-    meant = {"model_type", "seed", "max_lr", "min_lr"}
-    identities = [result.config.identity() for result in results]
-    return [name for name in identities[0] if name not in meant and len({repr(i[name]) for i in identities}) > 1]
-
-
-def _listed(seeds: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(seeds)))
-
-
-def _with_interval(value: Estimate) -> str:
+def with_interval(value: Estimate, digits: int = 4) -> str:
     if value.low is None:
-        return f"{value.mean:.4f}"
-    return f"{value.mean:.4f} ± {value.mean - value.low:.4f}"
+        return f"{value.mean:.{digits}f}"
+    return f"{value.mean:.{digits}f} ± {value.mean - value.low:.{digits}f}"
 
 
-def _percent(gap: Estimate) -> str:
-    def as_percent(log_ratio: float) -> str:
-        percent = 100 * math.expm1(min(log_ratio, 700.0))  # where a run has diverged, there may be no number for it
-        return f"{percent:+.1f} %" if percent < 1e6 else f"{percent:+.4g} %"
+def ppl_with_interval(loss: Estimate) -> str:
+    middle = shown(perplexity(loss.mean), 3)
+    if loss.low is None or loss.high is None:
+        return middle
+    return f"{middle} ({shown(perplexity(loss.low), 3)} … {shown(perplexity(loss.high), 3)})"
 
+
+def gap_with_interval(gap: Estimate) -> str:
     if gap.low is None or gap.high is None:
-        return as_percent(gap.mean)
-    return f"{as_percent(gap.mean)} ({as_percent(gap.low)} … {as_percent(gap.high)})"
-
-
-def find_runs(paths: Sequence[str | Path]) -> list[RunFolder]:
-    """The run folders that paths name: each path itself, or all those below it."""
-    if not paths:
-        raise UserError("name at least one run folder, or a folder with run folders below it")
-    found: list[RunFolder] = []
-    for path in map(Path, paths):
-        if (path / "manifest.json").exists():
-            found.append(RunFolder(path))
-            continue
-        below = sorted(manifest.parent for manifest in path.rglob("manifest.json"))
-        if not below:
-            raise UserError(f"{path} is no run folder, and there is none below it")
-        found += [RunFolder(folder) for folder in below]
-    return found
+        return percent(gap.mean)
+    return f"{percent(gap.mean)} ({percent(gap.low)} … {percent(gap.high)})"

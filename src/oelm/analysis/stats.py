@@ -11,22 +11,29 @@ CRITERION = 1.05  # largest perplexity that counts as a success, as a multiple o
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds; the 95 % interval is None where there is one seed only."""
+    """A mean over seeds; where there is one seed only, its 95 % interval and the chance are None.
+
+    `chance` is the p-value of a t-test: how often a difference at least this far from 0 would come up by luck alone.
+    """
 
     mean: float
-    low: float | None
-    high: float | None
+    low: float | None = None
+    high: float | None = None
+    chance: float | None = None
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and Student's 95 % interval."""
+    """Mean, and Student's 95 % interval."""
     from scipy import stats
 
     mean = math.fsum(values) / len(values)
     if len(values) < 2:
-        return Estimate(mean, None, None)
-    half = float(stats.t.ppf(0.975, len(values) - 1)) * float(stats.sem(values))
-    return Estimate(mean, mean - half, mean + half)
+        return Estimate(mean)
+    if len(set(values)) == 1:  # no spread at all, of which SciPy makes no numbers
+        return Estimate(mean, mean, mean, float(mean == 0))
+    test = stats.ttest_1samp(values, 0.0)
+    interval = test.confidence_interval(0.95)
+    return Estimate(mean, float(interval.low), float(interval.high), float(test.pvalue))
 
 
 def verdict(gap: Estimate, criterion: float) -> str:

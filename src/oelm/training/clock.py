@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oelm.wording import formatted
+
 PARTS = ("startup", "compiling", "training", "validation", "saving")
 
 
@@ -106,12 +108,3 @@ class StepTimer:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
-
-
-def formatted(seconds: float) -> str:
-    """4h 31m 27s, 2m 05s, 8s."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}h {minutes:02d}m {rest:02d}s"
-    return f"{minutes}m {rest:02d}s" if minutes else f"{rest}s"

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 
 from oelm.config import RunConfig, run_id
 from oelm.data.batches import Corpus, open_corpus
-from oelm.errors import InterruptedRunError, UserError
+from oelm.errors import InterruptedRunError, RunFailedError, UserError
 from oelm.runfolder import RunFolder, locked
 from oelm.training.evaluate import StopAskedError
 from oelm.training.observe import Observer
@@ -84,7 +84,7 @@ def _status_kept(run: Run) -> Iterator[None]:
             message = f"no space left on the disk that holds {run.folder.path}; free some and run the command again"
         elif isinstance(error, KeyboardInterrupt):
             message = "stopped at once; the last checkpoint stands"
-        run.fail("interrupted" if stopped else "failed", message)
+        run.fail("interrupted" if stopped else "failed", message, diverged=isinstance(error, RunFailedError))
         if full:
             raise UserError(message) from None
         raise

@@ -17,6 +17,7 @@ from oelm.config import RunConfig, run_id
 from oelm.data.batches import Corpus
 from oelm.model.gpt import GPT
 from oelm.runfolder import FORMAT
+from oelm.training import tuning
 from oelm.training.step import Engine
 
 
@@ -38,13 +39,7 @@ def manifest(config: RunConfig, corpus: Corpus, model: GPT) -> dict[str, Any]:
             "tokens": corpus.meta.tokens,
             "sha256": corpus.hashes,
         },
-        "learning_rate": {
-            "value": config.max_lr,
-            "how": "taken as given, not searched",
-            "grid": [],
-            "budget_steps": 0,
-            "run_ids": [],
-        },
+        "learning_rate": tuning.record(config, corpus.hashes),
         "sessions": [],
     }
 
@@ -83,6 +78,13 @@ def device_name(device: torch.device) -> str:
     except (OSError, StopIteration):
         pass
     return f"{name}, {os.cpu_count()} cores"
+
+
+def device_id(device: torch.device) -> str:
+    """What tells a GPU from all others, as NVML names it; or cpu."""
+    if device.type == "cuda":
+        return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    return device.type
 
 
 def git_state() -> dict[str, Any] | None:

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from dataclasses import dataclass
 
 from oelm.output import UntilGone
-from oelm.training.clock import formatted
-
-
-def perplexity(loss: float) -> float:
-    """exp(loss); a run that diverges may have a loss whose exponential is no number any more."""
-    return math.exp(min(loss, 700.0))
-
-
-def shown(ppl: float, digits: int) -> str:
-    """A perplexity to read; that of a run that diverged may have hundreds of digits before the point."""
-    return f"{ppl:.{digits}f}" if ppl < 1e6 else f"{ppl:.4g}"
+from oelm.wording import formatted, perplexity, shown
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,15 @@ from oelm.model.gpt import GPT
 from oelm.runfolder import Heart, RunFolder, append_line, cut_lines, write_json, write_whole
 from oelm.training import audit, checkpoint
 from oelm.training.background import Background
-from oelm.training.clock import Clock, StepTimer, formatted
+from oelm.training.clock import Clock, StepTimer
 from oelm.training.evaluate import diagnose, evaluate
-from oelm.training.manifest import device_name, manifest, session
-from oelm.training.observe import Observer, Progress, perplexity, shown
+from oelm.training.manifest import device_id, device_name, manifest, session
+from oelm.training.observe import Observer, Progress
 from oelm.training.resume import choose_checkpoint
 from oelm.training.schedule import changes, learning_rate, trained_sides
 from oelm.training.step import build_engine, compiling
 from oelm.training.world import World
+from oelm.wording import formatted, perplexity, shown
 
 SECONDS_BETWEEN_QUESTIONS = 2.0
 
@@ -81,7 +82,7 @@ class Run:
             path = choose_checkpoint(self.config, self.folder, self.id, model, self.say) if self.world.leads else None
             # Up to here, what cannot be done is refused, and the status of a run that was there stands.
             if self.world.leads:
-                self.heart = Heart(self.folder, self.config.max_steps)
+                self.heart = Heart(self.folder, self.config.max_steps, device_id(self.world.device))
             self._restore(model, path)
         if self.step < self.config.max_steps:
             with self.clock.part("startup" if self.engine.name == "eager" else "compiling"):
@@ -321,15 +322,16 @@ class Run:
             "final_perplexity": perplexity(loss),
             "best_perplexity": None if self.best is None else perplexity(self.best),
             **self.clock.stats(),
+            "peak_memory_bytes": self.world.peak_memory(),
         }
         write_json(self.folder.path / "timing_stats.json", stats)
         self.heart.end("finished")
         self.say(f"finished: val loss {loss:.4f}, PPL {shown(perplexity(loss), 3)} on all {tokens:,} validation tokens")
 
-    def fail(self, state: str, message: str) -> None:
+    def fail(self, state: str, message: str, diverged: bool = False) -> None:
         if self.heart is not None:
             with suppress(OSError):  # where the status cannot be written, its heartbeat ends: "dead"
-                self.heart.end(state, message)
+                self.heart.end(state, message, diverged=diverged)
                 self.folder.log(f"{state}: {message}")
 
     def close(self) -> None:

@@ -37,6 +37,10 @@ class World:
         if self.size > 1:
             dist.barrier()
 
+    def peak_memory(self) -> int | None:
+        """The most bytes that this process has held on its GPU since it joined; None on a CPU."""
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+
 
 @contextmanager
 def joined(config: RunConfig) -> Iterator[World]:
@@ -52,6 +56,7 @@ def joined(config: RunConfig) -> Iterator[World]:
     device = choose_device(config.device, local_rank if size > 1 else None)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        torch.cuda.reset_peak_memory_stats(device)
     if size > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     world = World(rank, size, device)

@@ -1,0 +1,124 @@
+"""What makes a comparison unfair: refused where runs had other tasks, said in a line where they differ otherwise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from oelm.analysis.results import Result
+from oelm.errors import UserError
+
+Arm = Mapping[int, Result]  # the runs of one row, by seed
+
+# What the time of a step depends on besides the model: a run's sessions say it, its config the last one.
+COST = ("engine", "device", "precision", "cpu_threads", "processes", "deterministic", "accumulation")
+
+
+def refuse_other_tasks(results: Sequence[Result]) -> None:
+    """Runs are comparable only if they learnt from the same bytes, saw as many tokens and were scored on the same."""
+    first = results[0]
+    for other in results[1:]:
+        for what, value in first.task().items():
+            if other.task()[what] != value:
+                raise UserError(
+                    f"cannot compare {first.folder.path} with {other.folder.path}: "
+                    f"{what} differ ({value} against {other.task()[what]})"
+                )
+
+
+def warnings(results: Sequence[Result], arms: Mapping[str, Arm], baseline: str | None) -> list[str]:
+    """Everything that a reader has to know about a comparison; arms by their titles, the baseline among them."""
+    reference = arms[baseline] if baseline else {}
+    others = {title: arm for title, arm in arms.items() if title != baseline}
+    said = [
+        "" if baseline else "no baseline among the runs: no gap can be given",
+        *_learning_rates(arms),
+        _other_settings(results),
+        "one seed per variant: no interval can be given, and small gaps mean nothing"
+        if all(len(arm) == 1 for arm in arms.values())
+        else "",
+        *(_unpaired(title, arm, reference) for title, arm in others.items() if reference),
+        _unequal_cost(arms),
+    ]
+    return [line for line in said if line]
+
+
+def paired_gaps(arm: Arm, reference: Arm) -> list[float]:
+    """Differences of final losses, seed by seed."""
+    return [arm[seed].loss - reference[seed].loss for seed in sorted(arm.keys() & reference.keys())]
+
+
+def _learning_rates(arms: Mapping[str, Arm]) -> list[str]:
+    rates = {title: sorted({result.config.max_lr for result in arm.values()}) for title, arm in arms.items()}
+    untuned = [title for title, arm in arms.items() if any(not r.tuning["grid"] for r in arm.values())]
+    said = []
+    if len(set(map(tuple, rates.values()))) > 1:
+        listed = ", ".join(f"{title} {'/'.join(f'{r:g}' for r in rate)}" for title, rate in rates.items())
+        how = "the variants ran at different learning rates" if untuned else "learning rates, each the best of its grid"
+        said.append(f"{how}: {listed}")
+    if untuned:
+        said.append(f"learning rate not tuned for: {', '.join(untuned)}")
+        said += [line for title in untuned if (line := _better_elsewhere(title, arms))]
+    at_edge = [title for title, arm in arms.items() if any(r.tuning.get("at_edge") for r in arm.values())]
+    if at_edge:
+        said.append(f"best learning rate at the edge of its grid, so a better one may lie beyond: {', '.join(at_edge)}")
+    budgets = {r.tuning["budget_steps"] for arm in arms.values() for r in arm.values()}
+    if len(budgets) > 1:
+        said.append(f"the variants had unequal tuning budgets: {', '.join(map(str, sorted(budgets)))} steps")
+    return said
+
+
+def _better_elsewhere(title: str, arms: Mapping[str, Arm]) -> str:
+    """The proof that an arm's learning rate is not its best, if a run of its variant at another rate shows it."""
+    arm = arms[title]
+    one = next(iter(arm.values()))
+    gaps = {}
+    for other in arms.values():
+        theirs = next(iter(other.values()))
+        if theirs.variant == one.variant and theirs.settings() == one.settings() and (pairs := paired_gaps(other, arm)):
+            gaps[theirs.config.max_lr] = math.fsum(pairs) / len(pairs)
+    rate = min(gaps, key=lambda rate: gaps[rate])
+    if gaps[rate] >= 0:
+        return ""
+    better = -100 * math.expm1(gaps[rate])
+    return f"{one.variant} at {one.config.max_lr:g} is not tuned: a run at {rate:g} is {better:.1f} % better"
+
+
+def _other_settings(results: Sequence[Result]) -> str:
+    settings = [result.settings() for result in results]
+    differing = [name for name in settings[0] if len({repr(each[name]) for each in settings}) > 1]
+    return f"the runs differ in more than the variant: {', '.join(differing)}" if differing else ""
+
+
+def _unpaired(title: str, arm: Arm, reference: Arm) -> str:
+    """The seeds that a variant and the baseline do not share: their losses are means over other runs than the gap."""
+    paired = arm.keys() & reference.keys()
+    if not paired:
+        return f"{title} shares no seed with the baseline: no gap can be given"
+    without = {title: arm.keys() - paired, "baseline": reference.keys() - paired}
+    named = "; ".join(f"{listed(seeds)} ({who})" for who, seeds in without.items() if seeds)
+    return f"the gap of {title} is over seeds {listed(paired)}; seeds without a partner: {named}" if named else ""
+
+
+def _unequal_cost(arms: Mapping[str, Arm]) -> str:
+    """What makes step times differ for another reason than the variant."""
+    values = {title: {what: _values(what, arm) for what in COST} for title, arm in arms.items()}
+    differing = [what for what in COST if len(set[str]().union(*(arm[what] for arm in values.values()))) > 1]
+    if not differing:
+        return ""
+
+    def described(title: str) -> str:
+        return ", ".join(f"{what} {'/'.join(sorted(values[title][what]))}" for what in differing)
+
+    return "step times are not comparable: " + "; ".join(f"{title} ran with {described(title)}" for title in arms)
+
+
+def _values(what: str, arm: Arm) -> set[str]:
+    """The values that one of COST had in the sessions of a variant's runs."""
+    if what == "accumulation":
+        return {str(result.config.accumulation) for result in arm.values()}
+    return {str(session[what]) for result in arm.values() for session in result.manifest["sessions"]}
+
+
+def listed(seeds: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(seeds)))

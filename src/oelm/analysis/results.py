@@ -1,0 +1,113 @@
+"""Finished runs as results, read from their folders; and which of them were given the same task."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from oelm import variants
+from oelm.config import RunConfig
+from oelm.errors import UserError
+from oelm.runfolder import RunFolder
+
+# What may differ between the runs of one comparison without a word: what is compared, and what it is averaged over.
+MEANT = ("model_type", "seed", "max_lr", "min_lr")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One finished run, as read from its folder."""
+
+    folder: RunFolder
+    config: RunConfig
+    manifest: dict[str, Any]
+    final: dict[str, Any]
+    timing: dict[str, Any]
+
+    @property
+    def loss(self) -> float:
+        return float(self.final["loss"])
+
+    @property
+    def variant(self) -> str:
+        return variants.name_of(self.config.variant)
+
+    @property
+    def tuning(self) -> dict[str, Any]:
+        """How the learning rate was chosen."""
+        tuning: dict[str, Any] = self.manifest["learning_rate"]
+        return tuning
+
+    @property
+    def memory(self) -> float | None:
+        """The most bytes that the run held on its GPU; None on a CPU."""
+        value = self.timing.get("peak_memory_bytes")
+        return None if value is None else float(value)
+
+    @functools.cached_property
+    def scores(self) -> list[dict[str, Any]]:
+        """The validations on the way."""
+        return [score for score in self.folder.scores() if not score["final"]]
+
+    def seconds_to(self, loss: float) -> float | None:
+        """How long the run took, all in all, until a validation on the way was as good as this."""
+        return next((score["elapsed"] for score in self.scores if score["loss"] <= loss), None)
+
+    def task(self) -> dict[str, Any]:
+        """What makes runs comparable: the bytes they learnt from, the tokens they saw, what they were scored on."""
+        hashes = self.manifest["data"]["sha256"]
+        return {
+            "training data": hashes["train"][:12],
+            "validation data": hashes["val"][:12],
+            "tokens seen": self.final["tokens_seen"],
+            "validation tokens scored": self.final["tokens_scored"],
+            "sequence length": self.config.seq_len,
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """What ought to be the same in all the runs of a comparison."""
+        return {name: value for name, value in self.config.identity().items() if name not in MEANT}
+
+
+def read_result(folder: RunFolder) -> Result:
+    (config, manifest), final, state = folder.identified(), folder.final_eval(), folder.status()["state"]
+    if state != "finished":
+        raise UserError(f"{folder.path} is not finished ({state}); finish it or leave it out")
+    if final is None:
+        raise UserError(f"{folder.evals} is damaged: the final score is missing; leave the run out")
+    return Result(folder, config, manifest, final, folder.timing())
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A run that says nothing yet, or nothing that can be read, and why."""
+
+    folder: RunFolder
+    reason: str
+
+
+def read_results(folders: Iterable[RunFolder]) -> tuple[list[Result], list[LeftOut]]:
+    """The runs that are finished, and those that are not, or cannot be read."""
+    results, left_out = [], []
+    for folder in folders:
+        try:
+            results.append(read_result(folder))
+        except (UserError, OSError) as error:
+            left_out.append(LeftOut(folder, str(error)))
+    return results, left_out
+
+
+def by_task(results: Sequence[Result]) -> list[list[Result]]:
+    """Results that may be compared with each other: of one task and one setting."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        groups.setdefault(repr([result.task(), result.settings()]), []).append(result)
+    return list(groups.values())
+
+
+def without_trials(results: Sequence[Result]) -> list[Result]:
+    """Results without those runs that only served to find another's learning rate: their seeds were looked at."""
+    trials = {run_id for result in results for run_id in result.tuning.get("run_ids", [])}
+    return [result for result in results if result.manifest["run_id"] not in trials]

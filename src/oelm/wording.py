@@ -1,0 +1,35 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+
+
+def formatted(seconds: float) -> str:
+    """4h 31m 27s, 2m 05s, 8s."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h {minutes:02d}m {rest:02d}s"
+    return f"{minutes}m {rest:02d}s" if minutes else f"{rest}s"
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss); a run that diverges may have a loss whose exponential is no number any more."""
+    return math.exp(min(loss, 700.0))
+
+
+def shown(ppl: float, digits: int) -> str:
+    """A perplexity to read; that of a run that diverged may have hundreds of digits before the point."""
+    return f"{ppl:.{digits}f}" if ppl < 1e6 else f"{ppl:.4g}"
+
+
+def percent(log_ratio: float) -> str:
+    """A difference of losses as the percentage by which perplexities differ: +9.8 %."""
+    value = 100 * math.expm1(min(log_ratio, 700.0))
+    return f"{value:+.1f} %" if value < 1e6 else f"{value:+.4g} %"
+
+
+def memory(size: float) -> str:
+    """Bytes as 812 MiB or 2.10 GiB."""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
