@@ -143,7 +143,7 @@ ENDS_ON_A_FULL_DISK = """
 import contextlib, pathlib
 from oelm.runfolder import Heart, RunFolder
 folder = RunFolder(pathlib.Path("."))
-heart = Heart(folder, 10)
+heart = Heart(folder, 10, "cpu")
 with contextlib.suppress(OSError), open("filling", "wb", buffering=0) as file:
     while True:
         file.write(bytes(4096))
