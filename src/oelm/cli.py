@@ -29,6 +29,12 @@ from oelm.errors import InterruptedRunError, RunFailedError, UserError, is_out_o
 from oelm.output import UntilGone
 from oelm.sampling import Sampling
 
+Experiments = Annotated[
+    tuple[str, ...],
+    Positional,
+    tyro.conf.arg(metavar="EXPERIMENT [EXPERIMENT ...]", help_behavior_hint="(required)"),
+]
+
 T = TypeVar("T")
 OUTPUTS = "outputs"
 Runs = Annotated[tuple[str, ...], Positional, tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")]
@@ -115,6 +121,76 @@ def info(arguments: list[str]) -> None:
     from oelm.info import show
 
     show(config, as_json=flags.json)
+
+
+@dataclass(frozen=True)
+class RunExperiments:
+    """Run experiments, or a matrix of your own, one after the other or as many at once as there is room for.
+
+    EXPERIMENT is GPT-01 … GPT-07 (the original study's), all (of these), or the .yaml file of a matrix. What is
+    finished is skipped, what was interrupted goes on; several such commands on the same folder share the work.
+    """
+
+    experiments: Experiments = ()
+    """What to run."""
+    set: Annotated[
+        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FIELD=VALUE", help_behavior_hint="")
+    ] = ()
+    """Change a field of all these runs, such as max_steps=2000; may be given several times."""
+    seeds: int | None = None
+    """How many seeds each variant gets. None: one, or as many as the matrix says."""
+    gpus: Annotated[str | None, tyro.conf.arg(metavar="N,N…")] = None
+    """Which GPUs may be used, such as 2,3. None: all of this machine. One that somebody else uses is waited for."""
+    gpus_per_run: int = 1
+    """GPUs that each run gets, by torchrun."""
+    slots: int | None = None
+    """Run on the CPU, so many at once. None: on GPUs; where there are none, one at once on the CPU."""
+    wait: Annotated[float | None, tyro.conf.arg(metavar="MINUTES")] = None
+    """Give up when no GPU has come free for so many minutes. None: wait as long as needed."""
+    retries: int = 1
+    """How often a run that failed is started again."""
+    detach: bool = False
+    """Go on in the background, even after you have logged out."""
+    out_dir: str = OUTPUTS
+    """Where the run folders go."""
+    data_dir: str = "data"
+    """Where the prepared corpora are."""
+
+
+def run(arguments: list[str]) -> None:
+    """Runs experiments; in the background, what is wrong with them is said before."""
+    flags = _parsed(RunExperiments, arguments, "oelm run")
+    from pathlib import Path
+
+    from oelm.runs import run as experiments
+    from oelm.runs.devices import Slots
+
+    outputs, where = Path(flags.out_dir), experiments.places(flags.gpus, flags.gpus_per_run, flags.slots)
+    on_cpu = isinstance(where, Slots)
+    arms = experiments.planned(flags.experiments, flags.set, flags.seeds, outputs, Path(flags.data_dir), on_cpu)
+    if flags.detach:
+        experiments.detach([each for each in arguments if each not in ("--detach", "--no-detach")], outputs)
+    else:
+        experiments.work(arms, where, outputs, flags.retries, flags.wait)
+
+
+def stop(
+    experiments: Experiments,
+    out_dir: str = OUTPUTS,
+    seconds: float = 120.0,
+) -> None:
+    """Stop experiments, matrices or single runs: what runs saves and ends, what waits is not started.
+
+    Args:
+        experiments: Names below the outputs, run folders, or all.
+        out_dir: Where the run folders are.
+        seconds: How long to wait for the runs to end.
+    """
+    from pathlib import Path
+
+    from oelm.runs.stop import stop as run
+
+    run(experiments, Path(out_dir), seconds)
 
 
 def sample(runs: Runs, sampling: OmitArgPrefixes[Sampling]) -> None:
@@ -246,6 +322,8 @@ VERBS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "prepare": (_by_signature(prepare), "turn text into tokens: built-in, from the hub, or your own"),
     "info": (info, "say what a run would be: parameters, FLOPs, memory, what freezing saves"),
     "train": (train, "train one run, or go on with it"),
+    "run": (run, "run experiments unattended: the study's, or a matrix of your own"),
+    "stop": (_by_signature(stop), "stop what runs and what waits"),
     "compare": (_by_signature(compare), "set finished runs beside their baseline"),
     "sample": (_by_signature(sample), "generate text from runs, side by side"),
     "audit": (_by_signature(audit), "prove that frozen matrices stayed frozen"),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oelm.analysis.compare import Comparison, Row, compare
+from oelm.analysis.compare import Comparison, Row, compare, compare_all
 from oelm.analysis.results import read_result
 from oelm.analysis.stats import Estimate
 from oelm.config import RunConfig, run_id
@@ -224,3 +224,66 @@ def test_the_command_prints_the_table(train: Callable[..., RunFolder]) -> None:
     result = oelm("compare", *(str(run.path) for run in runs))
     assert result.returncode == 0, result.stderr
     assert "OELM-Freeze" in result.stdout
+
+
+def test_rates_of_one_variant_are_rows_of_their_own_and_the_best_baseline_is_the_measure(
+    train: Callable[..., RunFolder],
+) -> None:
+    runs = [train(max_lr=rate) for rate in (1e-4, 1e-2)] + [train("oelm_v2", max_lr=1e-3)]
+    comparison = compare(runs)
+    assert [row.title for row in comparison.rows] == [
+        "Baseline (max_lr 0.0001)",
+        "Baseline (max_lr 0.01)",
+        "OELM-Freeze",
+    ]
+    weak, strong, frozen = comparison.rows
+    assert strong.gap is None
+    assert weak.gap is not None
+    assert frozen.gap is not None
+    assert frozen.gap.mean == pytest.approx(frozen.loss.mean - strong.loss.mean)
+    better = 100 * (1 - math.exp(strong.loss.mean - weak.loss.mean))
+    assert f"baseline at 0.0001 is not tuned: a run at 0.01 is {better:.1f} % better" in comparison.warnings
+
+
+def test_the_time_to_the_baselines_loss_is_that_of_the_first_validation_as_good(
+    train: Callable[..., RunFolder],
+) -> None:
+    baseline, frozen = train(val_interval=2), train("oelm_v2", val_interval=2)
+    scores = [json.loads(line) for line in baseline.evals.read_text().splitlines()]
+    lines = [json.loads(line) for line in frozen.evals.read_text().splitlines()]
+    target = [score["loss"] for score in scores if not score["final"]][-1]
+    for line, loss in zip(lines, (target + 1, target + 0.1, target, target - 1, target - 2, target), strict=True):
+        line["loss"] = loss
+    frozen.evals.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    row = compare([baseline, frozen]).rows[1]
+    assert row.seconds_to_baseline == lines[2]["elapsed"]
+
+
+def test_everything_in_a_folder_is_compared_task_by_task_and_what_is_not_finished_is_named(
+    train: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    runs = [train(), train("oelm_v2"), train(max_steps=5), train("oelm_random")]
+    broken = runs[-1].path
+    (broken / "evals.jsonl").write_text("{")
+    (broken / "status.json").write_text("{}")
+    large, small = compare_all(find_runs([tmp_path]))
+    assert [row.title for row in large.rows] == ["Baseline", "OELM-Freeze"]
+    assert [row.title for row in small.rows] == ["Baseline"]
+    (left_out,) = large.left_out
+    assert left_out.folder.path == broken
+    assert "status.json is damaged" in str(large)
+    result = oelm("compare", "--all", str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert "left out: " in result.stdout
+
+
+def test_runs_that_served_to_find_a_rate_are_not_judged(train: Callable[..., RunFolder], tmp_path: Path) -> None:
+    trials = [train(seed=9, max_lr=rate, out_dir=str(tmp_path / "grid" / f"{rate}")) for rate in (1e-3, 1e-2)]
+    tuned = train(max_lr=1e-2, tuned_from=str(tmp_path / "grid"))
+    comparison = compare([*trials, tuned, train("oelm_v2", max_lr=1e-2)])
+    assert [(row.title, row.seeds) for row in comparison.rows] == [("Baseline", (0,)), ("OELM-Freeze", (0,))]
+    said = "\n".join(comparison.warnings)
+    assert "2 runs that served to find a learning rate are not counted" in said
+    assert "learning rate not tuned for: OELM-Freeze" in said
+    assert "best learning rate at the edge of its grid, so a better one may lie beyond: Baseline" in said
+    assert "unequal tuning budgets: 0, 20 steps" in said

@@ -32,3 +32,23 @@ def test_one_seed_has_no_interval() -> None:
 def test_a_verdict_needs_the_whole_interval_on_one_side(ratios: tuple[float, ...], word: str) -> None:
     gap = Estimate(math.log(ratios[0]), *(map(math.log, ratios[1:]) if len(ratios) > 1 else (None, None)))
     assert verdict(gap, 1.05) == word
+
+
+def test_a_gap_exactly_on_the_criterion_is_called_met_as_seldom_as_promised() -> None:
+    """Simulated studies of five seeds with a known truth: half of the 5 % that an interval errs lies on either side."""
+    draws = np.random.default_rng(0).normal(math.log(1.05), 0.02, size=(4000, 5))
+    words = [verdict(estimate(list(gaps)), 1.05) for gaps in draws]
+    assert 0.015 <= words.count("met") / 4000 <= 0.035
+    assert 0.015 <= words.count("not met") / 4000 <= 0.035
+
+
+@pytest.mark.parametrize(("truth", "word"), [(1.0, "met"), (1.10, "not met")])
+def test_a_gap_far_from_the_criterion_is_judged_right(truth: float, word: str) -> None:
+    draws = np.random.default_rng(1).normal(math.log(truth), 0.01, size=(400, 5))
+    assert sum(verdict(estimate(list(gaps)), 1.05) == word for gaps in draws) > 380
+
+
+def test_the_chance_is_that_of_a_t_test() -> None:
+    values = [0.01, 0.03, 0.02, 0.05]
+    assert estimate(values).chance == pytest.approx(stats.ttest_1samp(values, 0).pvalue)
+    assert estimate([0.02, 0.02]) == Estimate(0.02, 0.02, 0.02, 0.0)

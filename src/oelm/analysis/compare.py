@@ -133,7 +133,7 @@ def compare_all(folders: Sequence[RunFolder], criterion: float = CRITERION) -> l
     results, left_out = read_results(folders)
     if not results:
         raise UserError("; ".join(["no run is finished yet", *(each.reason for each in left_out)]))
-    groups = sorted(by_task(results), key=len, reverse=True)
+    groups = sorted(by_task(without_trials(results)), key=len, reverse=True)
     return [_compared(group, criterion, () if i else tuple(left_out)) for i, group in enumerate(groups)]
 
 

@@ -53,7 +53,10 @@ def _learning_rates(arms: Mapping[str, Arm]) -> list[str]:
     untuned = [title for title, arm in arms.items() if any(not r.tuning["grid"] for r in arm.values())]
     said = []
     if len(set(map(tuple, rates.values()))) > 1:
-        listed = ", ".join(f"{title} {'/'.join(f'{r:g}' for r in rate)}" for title, rate in rates.items())
+        listed = ", ".join(
+            title if "max_lr" in title else f"{title} {'/'.join(f'{r:g}' for r in rate)}"
+            for title, rate in rates.items()
+        )
         how = "the variants ran at different learning rates" if untuned else "learning rates, each the best of its grid"
         said.append(f"{how}: {listed}")
     if untuned:

@@ -1,0 +1,97 @@
+"""`oelm run`: from names to a queue at work, in this process or detached from it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from oelm.errors import RunFailedError, UserError
+from oelm.output import UntilGone
+from oelm.runs.devices import Gpus, Places, Slots, gpu_count
+from oelm.runs.matrix import Arm, arms_of, overrides
+from oelm.runs.queue import Queue
+from oelm.runs.standing import Standing, check
+from oelm.runs.waiting import FOLDER
+
+
+def planned(
+    names: Sequence[str], settings: Sequence[str], seeds: int | None, outputs: Path, data_dir: Path, on_cpu: bool
+) -> list[Arm]:
+    """What is to be run, checked."""
+    arms = arms_of(names, outputs, data_dir, seeds, overrides(settings))
+    wanted = {arm.config.device.partition(":")[0] for arm in arms}
+    if on_cpu and "cuda" in wanted:
+        raise UserError("device cuda needs GPUs: leave --slots out, or set device=cpu")
+    if not on_cpu and "cpu" in wanted:
+        raise UserError("device cpu goes with --slots N, and not with --gpus")
+    if on_cpu:
+        arms = [replace(arm, config=replace(arm.config, device="cpu")) for arm in arms]
+    check(arms)
+    return arms
+
+
+def places(gpus: str | None, per_run: int, slots: int | None) -> Places:
+    """Where runs go: the GPUs that were named, or all there are; the CPU where there is none, or it was asked for."""
+    if slots is not None:
+        if gpus is not None or per_run != 1:
+            raise UserError("--slots is for the CPU: drop it, or drop --gpus and --gpus-per-run")
+        if not 1 <= slots <= 1024:
+            raise UserError(f"--slots {slots} must lie between 1 and 1,024")
+        return Slots(slots)
+    if gpus is None and per_run == 1 and not gpu_count():
+        return Slots(1)
+    return Gpus.of_this_machine(_numbers(gpus), per_run)
+
+
+def _numbers(gpus: str | None) -> tuple[int, ...] | None:
+    if gpus is None:
+        return None
+    parts = [part.strip() for part in gpus.split(",")]
+    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
+        raise UserError(f"--gpus {gpus} must be numbers of GPUs, such as 2,3")
+    return tuple(map(int, parts))
+
+
+def work(arms: Sequence[Arm], where: Places, outputs: Path, retries: int, minutes: float | None) -> None:
+    """Runs what is planned to its end, and says how each run stands then."""
+    if retries < 0:
+        raise UserError(f"--retries {retries} must be 0 or more")
+    out = UntilGone(sys.stdout)
+
+    def say(line: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {line}", file=out, flush=True)
+
+    patience = None if minutes is None else 60 * minutes
+    ended = Queue(arms, where, outputs, retries, patience, say).run()
+    print(_summary(ended, outputs), file=out, flush=True)
+    if left := [path for path, stands in ended.items() if stands.state != "finished"]:
+        raise RunFailedError(f"{len(left)} of {len(ended)} did not finish; the same command goes on with them")
+
+
+def _summary(ended: Mapping[Path, Standing], outputs: Path) -> str:
+    finished = sum(stands.state == "finished" for stands in ended.values())
+    lines = [f"{finished} of {len(ended)} runs are finished; oelm compare --all {outputs} sets them side by side"]
+    others = {path: stands for path, stands in ended.items() if stands.state != "finished"}
+    lines += [f"  {path.relative_to(outputs)}: {stands.state}: {stands.message}" for path, stands in others.items()]
+    return "\n".join(lines)
+
+
+def detach(arguments: Sequence[str], outputs: Path) -> None:
+    """The same command in a session of its own, which outlives the login."""
+    folder = outputs / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{time.strftime('%Y-%m-%d-%H%M%S')}.log"
+    with path.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "oelm", "run", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    print(f"detached as process {process.pid}; it writes to {path}")
+    print("oelm watch shows how it gets on, oelm stop all ends it")

@@ -1,0 +1,107 @@
+"""How a planned run stands: to be started, in other hands, or ended in some way. Everything is read from its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oelm.config import RunConfig
+from oelm.data.meta import Meta
+from oelm.errors import UserError
+from oelm.runfolder import RunFolder
+from oelm.runs import attempts
+from oelm.runs.matrix import Arm
+
+STOP = ".stop"  # touched in a folder whose runs queues are to leave alone
+
+
+@dataclass(frozen=True)
+class Standing:
+    """ready, elsewhere (another process has it), finished, failed, stopped, or unread (cannot be read)."""
+
+    state: str
+    message: str = ""
+    diverged: bool = False
+
+    @property
+    def ended(self) -> bool:
+        return self.state not in ("ready", "elsewhere")
+
+
+def standing(config: RunConfig, outputs: Path, since: float, retries: int) -> Standing:
+    """How a run stands for a queue that began at a time and starts a run again so many times."""
+    folder = RunFolder(config.run_folder)
+    try:
+        status = folder.status() if folder.exists() else {"state": "new"}
+        tries = attempts.attempts(folder, since)
+    except UserError as error:
+        return Standing("failed", str(error))
+    if status["state"] == "finished":
+        return Standing("finished")
+    if status["state"] == "running" or attempts.is_claimed(folder):
+        return Standing("elsewhere")
+    if status.get("diverged"):
+        return Standing("failed", str(status["message"]), diverged=True)
+    return _judged(status, tries, retries) or (
+        Standing("stopped", "stopped by oelm stop") if asked_to_stop(folder.path, outputs, since) else Standing("ready")
+    )
+
+
+def _judged(status: dict[str, Any], tries: Sequence[dict[str, Any]], retries: int) -> Standing | None:
+    """Whether what was tried so far is enough."""
+    starts = sum(line["event"] == "start" for line in tries)
+    ends = [line for line in tries if line["event"] == "end"]
+    if not starts:
+        return None
+    if status["state"] == "interrupted":
+        return Standing("stopped", str(status.get("message", "")))
+    cause = ends[-1].get("cause", "") if ends else "the queue that started it has died"
+    if starts > retries or (ends and ends[-1].get("code") == attempts.REFUSED):
+        return Standing("failed", str(cause))
+    return None
+
+
+def asked_to_stop(path: Path, outputs: Path, since: float) -> bool:
+    """Whether `oelm stop` has named a folder, or one above it, after a time."""
+    for folder in (path, *path.parents):
+        mark = folder / STOP
+        if mark.exists() and mark.stat().st_mtime >= since:
+            return True
+        if folder == outputs:
+            return False
+    return False
+
+
+def check(arms: Sequence[Arm]) -> None:
+    """Refuses, before anything starts, what could not be run: a corpus that is not there, a folder of another run."""
+    corpora = {arm.config.data_folder: arm.config.dataset for arm in arms}
+    missing = {name: folder for folder, name in corpora.items() if not (folder / "meta.json").exists()}
+    if missing:
+        commands = "; ".join(f"oelm prepare {name}" for name in missing)
+        where = ", ".join(map(str, missing.values()))
+        raise UserError(f"{where} must be prepared first: {commands} (for your own text with --source)")
+    for arm in arms:
+        meta, searched = Meta.read(arm.config.data_folder), ("max_lr", "min_lr") if len(arm.rates) > 1 else ()
+        for config in arm.trials():
+            _refuse_another_run(config, meta, ())
+        for config in arm.runs(arm.rates[0]):
+            _refuse_another_run(config, meta, searched)
+
+
+def _refuse_another_run(config: RunConfig, meta: Meta, may_differ: Sequence[str]) -> None:
+    """Refuses a plan for a folder that holds something else; a run that cannot be read is left to its process."""
+    folder = RunFolder(config.run_folder)
+    try:
+        if not folder.exists():
+            return
+        there, hashes = folder.config().identity(), folder.manifest()["data"]["sha256"]
+    except UserError:
+        return
+    here = config.resolved(meta.vocab_size).identity()
+    changed = [f"{n}: {there[n]} there, {here[n]} now" for n in here if here[n] != there[n] and n not in may_differ]
+    if hashes != meta.sha256:
+        changed.append("its corpus had other bytes")
+    if changed:
+        raise UserError(f"{folder.path} holds another run ({'; '.join(changed)}); choose another --out-dir")
