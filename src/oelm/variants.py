@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from oelm.errors import UserError, known
+from oelm.errors import UserError, did_you_mean
 
 SOURCES = {
     "normal": "Gaussian N(0, 0.02), GPT-2's own initialisation",
@@ -155,7 +155,8 @@ def title(text: str) -> str:
 def _parse_side(spec: str, whole: str) -> Side:
     source, *parts = spec.split("+")
     if source not in SOURCES:
-        known("variant", whole, [*NAMED, *(f"{name}[+trained]" if Side(name).multiplies else name for name in SOURCES)])
+        there = ", ".join([*NAMED, *(f"{name}[+trained]" if Side(name).multiplies else name for name in SOURCES)])
+        raise UserError(f"unknown variant {whole!r}: {did_you_mean(source, [*NAMED, *SOURCES])}There are: {there}")
     if len(parts) > 1:
         raise UserError(f"variant {whole!r}: a source may be followed by one part, not {len(parts)}; {PARTS}")
     side = Side(source, _parse_when(parts[0], whole) if parts else When())
