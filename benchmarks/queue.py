@@ -1,7 +1,7 @@
 """What the queue costs per run: python -m benchmarks.queue
 
-The same short runs, one after the other: by `oelm run`, and by as many `oelm train` commands. Both start from nothing in
-every round; whichever went first in one round goes second in the next.
+The same short runs, one after the other: by `oelm run`, and by as many `oelm train` commands. Both start from nothing
+in every round; whichever went first in one round goes second in the next.
 """
 
 from __future__ import annotations
