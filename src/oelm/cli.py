@@ -166,6 +166,7 @@ def run(arguments: list[str]) -> None:
     from oelm.runs.devices import Slots
 
     outputs, where = Path(flags.out_dir), experiments.places(flags.gpus, flags.gpus_per_run, flags.slots)
+    experiments.check_numbers(flags.retries, flags.wait)
     on_cpu = isinstance(where, Slots)
     arms = experiments.planned(flags.experiments, flags.set, flags.seeds, outputs, Path(flags.data_dir), on_cpu)
     if flags.detach:

@@ -31,6 +31,7 @@ from oelm.wording import formatted, shown
 GLANCE_SECONDS = 0.05  # between two looks at our own processes
 LOOK_SECONDS = 1.0  # between two looks at folders and devices
 NOTICE_SECONDS = 5.0
+SAY_AGAIN_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,9 @@ class Queue:
     _rates: dict[Path, float] = field(default_factory=dict)
     _waiting_since: float | None = None
     _occupied_by: str = ""
-    _asked: int = 0  # the last signal that asked us to stop
+    _said_so: float | None = None  # when it was said what is being waited for
+    _asked: list[int] = field(default_factory=list)  # signals to stop
+    _passed_on: int = 0  # how many of them the runs have been told of
 
     def run(self) -> dict[Path, Standing]:
         """Starts what is ready as places come free, and returns how each run stands in the end."""
@@ -70,10 +73,9 @@ class Queue:
         finally:
             notice.remove()
         if self._asked:
-            raise InterruptedRunError(
-                f"stopped by {signal.Signals(self._asked).name}; what was begun is saved, and the same command goes on",
-                self._asked,
-            )
+            name = signal.Signals(self._asked[-1]).name
+            message = f"stopped by {name}; what was begun is saved, and the same command goes on"
+            raise InterruptedRunError(message, self._asked[-1])
         return dict(self._ended)
 
     def _work(self, notice: Notice) -> None:
@@ -81,6 +83,7 @@ class Queue:
         while True:
             ended = self._reap()
             if self._asked:
+                self._pass_on()
                 if not self._children:
                     return
             elif ended or time.monotonic() - looked >= LOOK_SECONDS:
@@ -165,10 +168,12 @@ class Queue:
         return started
 
     def _wait_for(self, occupied_by: str) -> None:
+        now = time.monotonic()
         if self._waiting_since is None:
-            self._waiting_since = time.monotonic()
-        if not self._children and occupied_by != self._occupied_by:
+            self._waiting_since = now
+        if not self._children and (self._said_so is None or now - self._said_so > SAY_AGAIN_SECONDS):
             self.say(f"waiting for {occupied_by}")
+            self._said_so = now
         self._occupied_by = occupied_by
 
     def _launched(self, config: RunConfig, place: Place) -> bool:
@@ -229,8 +234,9 @@ class Queue:
     def _end(self, path: Path, stands: Standing) -> None:
         self._ended[path] = stands
         said = stands.message
-        if stands.state == "finished" and (final := RunFolder(path).final_eval()):
-            said = f"PPL {shown(final['ppl'], 3)}"
+        with suppress(UserError):  # of a damaged file, whoever reads it next will hear
+            if stands.state == "finished" and (final := RunFolder(path).final_eval()):
+                said = f"PPL {shown(final['ppl'], 3)}"
         self.say(f"{self._name(path)}: {stands.state}" + (f": {said}" if said else ""))
 
     def _notify(self, notice: Notice, waiting: Sequence[RunConfig]) -> None:
@@ -253,20 +259,19 @@ class Queue:
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self.outputs))
 
-    @contextmanager
-    def _heeding_signals(self) -> Iterator[None]:
-        """A signal to stop is passed on to the runs, which save; the queue waits for them."""
-
-        def stop(number: int, frame: object) -> None:
-            again = bool(self._asked)
-            self._asked = number
+    def _pass_on(self) -> None:
+        """Tells the runs each signal to stop: at the first they save, at the second they end at once."""
+        while self._passed_on < len(self._asked):
             for child in self._children.values():
                 ask_to_stop(child)
-            if self._children and not again:
+            if self._children and not self._passed_on:
                 self.say(f"stopping: {len(self._children)} runs save first; asked again, they end at once")
+            self._passed_on += 1
 
+    @contextmanager
+    def _heeding_signals(self) -> Iterator[None]:
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        before = {number: signal.signal(number, stop) for number in numbers}
+        before = {number: signal.signal(number, lambda got, _: self._asked.append(got)) for number in numbers}
         try:
             yield
         finally:

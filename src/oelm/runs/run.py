@@ -18,6 +18,13 @@ from oelm.runs.standing import Standing, check
 from oelm.runs.waiting import FOLDER
 
 
+def check_numbers(retries: int, minutes: float | None) -> None:
+    if not 0 <= retries <= 1000:
+        raise UserError(f"--retries {retries} must lie between 0 and 1,000")
+    if minutes is not None and not minutes >= 0:
+        raise UserError(f"--wait {minutes:g} must be 0 minutes or more")
+
+
 def planned(
     names: Sequence[str], settings: Sequence[str], seeds: int | None, outputs: Path, data_dir: Path, on_cpu: bool
 ) -> list[Arm]:
@@ -58,8 +65,6 @@ def _numbers(gpus: str | None) -> tuple[int, ...] | None:
 
 def work(arms: Sequence[Arm], where: Places, outputs: Path, retries: int, minutes: float | None) -> None:
     """Runs what is planned to its end, and says how each run stands then."""
-    if retries < 0:
-        raise UserError(f"--retries {retries} must be 0 or more")
     out = UntilGone(sys.stdout)
 
     def say(line: str) -> None:

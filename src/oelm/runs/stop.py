@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from oelm.errors import RunFailedError, UserError
 from oelm.runfolder import RunFolder, runs_below
+from oelm.runs.attempts import is_claimed
 from oelm.runs.standing import STOP
 from oelm.runs.waiting import waiting
 
@@ -24,13 +26,13 @@ def stop(names: Sequence[str], outputs: Path, seconds: float, say: Callable[[str
     for place in places:
         place.mkdir(parents=True, exist_ok=True)
         (place / STOP).touch()
-    asked = [folder for place in places for folder in runs_below(place) if _asked(folder, say)]
     left = [each for each in waiting(outputs) if any(Path(each.run).is_relative_to(place) for place in places)]
     if left:
         say(f"{len(left)} waiting {'run' if len(left) == 1 else 'runs'} will not be started")
-    if not asked and not left:
+    alive = [folder for place in places for folder in _alive(place, say)]
+    if not alive and not left:
         say("nothing of that was running or waiting")
-    _await_ends(asked, seconds, say)
+    _see_to_their_ends(alive, seconds, say)
 
 
 def _place(name: str, outputs: Path) -> Path:
@@ -44,32 +46,43 @@ def _place(name: str, outputs: Path) -> Path:
     return (there or planned)[0]
 
 
-def _asked(folder: RunFolder, say: Callable[[str], None]) -> bool:
-    """Asks a running run to save and end; says which."""
-    with suppress(UserError):
-        status = folder.status()
-        if status["state"] != "running":
-            return False
-        if status["host"] != socket.gethostname():
+def _alive(place: Path, say: Callable[[str], None]) -> list[RunFolder]:
+    """The runs in a folder that have a process on this machine, be it one that has only just begun."""
+    claimed = [RunFolder(path.parent) for path in place.rglob(".claim")]
+    found = []
+    for folder in dict.fromkeys([*claimed, *runs_below(place)]):
+        status = _status(folder)
+        if status["state"] == "running" and status["host"] != socket.gethostname():
             say(f"{folder.path} runs on {status['host']}: stop it there")
-            return False
-        with suppress(ProcessLookupError):
-            os.kill(status["pid"], signal.SIGTERM)
-        say(f"{folder.path} was asked to stop (pid {status['pid']})")
-        return True
-    return False
+        elif status["state"] == "running" or is_claimed(folder):
+            found.append(folder)
+    return found
 
 
-def _await_ends(asked: Sequence[RunFolder], seconds: float, say: Callable[[str], None]) -> None:
-    left, until = list(asked), time.monotonic() + seconds
+def _see_to_their_ends(alive: Sequence[RunFolder], seconds: float, say: Callable[[str], None]) -> None:
+    """Asks each run once, as soon as it can hear, to save and end, and waits until it has."""
+    left, asked, until = list(alive), set[RunFolder](), time.monotonic() + seconds
     while left and time.monotonic() < until:
-        for folder in [each for each in left if each.status()["state"] != "running"]:
-            status = folder.status()
-            say(f"{folder.path}: {status['state']} at step {status.get('step', 0):,}")
-            left.remove(folder)
+        for folder in list(left):
+            status = _status(folder)
+            if status["state"] == "running" and folder not in asked:
+                with suppress(ProcessLookupError):
+                    os.kill(status["pid"], signal.SIGTERM)
+                say(f"{folder.path} was asked to stop (pid {status['pid']})")
+                asked.add(folder)
+            elif status["state"] != "running" and not is_claimed(folder):
+                say(f"{folder.path}: {status['state']} at step {status.get('step', 0):,}")
+                left.remove(folder)
         time.sleep(0.1)
     if left:
         names = ", ".join(str(folder.path) for folder in left)
         raise RunFailedError(
             f"still running after {seconds:g} seconds: {names}; they end after their step, or kill them"
         )
+
+
+def _status(folder: RunFolder) -> dict[str, Any]:
+    try:
+        return folder.status()
+    except UserError:  # what cannot be read cannot be told to stop
+        return {"state": "unreadable"}
