@@ -103,6 +103,8 @@ class Comparison:
     def notes(self) -> list[str]:
         """What is to be said below the tables."""
         meaning = '"as good after": the time until a variant was as good as the baseline was in the end'
+        if any(row.gap and row.gap.chance is not None for row in self.rows):
+            meaning += "; p: how often chance alone would make a gap at least this far from 0"
         left_out = [f"left out: {each.reason}" for each in self.left_out]
         return [meaning, *(f"note: {text}" for text in self.warnings), *left_out]
 
@@ -248,4 +250,5 @@ def ppl_with_interval(loss: Estimate) -> str:
 def gap_with_interval(gap: Estimate) -> str:
     if gap.low is None or gap.high is None:
         return percent(gap.mean)
-    return f"{percent(gap.mean)} ({percent(gap.low)} … {percent(gap.high)})"
+    chance = "" if gap.chance is None else f", p {gap.chance:.2g}"
+    return f"{percent(gap.mean)} ({percent(gap.low)} … {percent(gap.high)}{chance})"

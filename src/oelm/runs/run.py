@@ -71,9 +71,8 @@ def work(arms: Sequence[Arm], where: Places, outputs: Path, retries: int, minute
         print(f"{time.strftime('%H:%M:%S')} {line}", file=out, flush=True)
 
     patience = None if minutes is None else 60 * minutes
-    say(
-        f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'} to run; oelm watch shows them, Ctrl-C lets them save and ends"
-    )
+    count = f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}"
+    say(f"{count} to run; oelm watch shows how they get on, Ctrl-C lets them save and ends them")
     ended = Queue(arms, where, outputs, retries, patience, say).run()
     print(_summary(ended, outputs), file=out, flush=True)
     if left := [path for path, stands in ended.items() if stands.state != "finished"]:
