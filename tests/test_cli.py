@@ -246,3 +246,14 @@ def test_sigterm_is_met_only_while_a_command_runs(capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit):
         cli.main(["--version"])
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_an_output_that_cannot_show_a_sign_is_no_reason_to_fail(encoding: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "oelm", "info", "--model_type", "×–é日"],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith(b"oelm: unknown variant")

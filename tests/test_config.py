@@ -186,3 +186,29 @@ def test_yes_is_no_number(name: str) -> None:
     given: dict[str, Any] = {name: True}
     with pytest.raises(UserError, match=f"{name} must be (int|float), not True"):
         RunConfig.make(**given)
+
+
+def test_an_id_depends_on_what_differs_from_the_defaults_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a field that a later version adds leaves the ids of older runs as they are; this one is of the first."""
+    config = RunConfig.make(model_type="oelm_v2", max_lr=2e-3).resolved(1024)
+    assert run_id(config, {"train": "a", "val": "b"}) == "f6206aaa65000e1c"
+    identity = RunConfig.identity
+    monkeypatch.setattr(RunConfig, "identity", lambda self: {**identity(self), "device": RunConfig.device})
+    assert run_id(config, {"train": "a", "val": "b"}) == "f6206aaa65000e1c"
+
+
+@pytest.mark.parametrize("name", ["", "../x", "/data/x", ".hidden", "a/b"])
+def test_a_path_is_no_name_of_a_corpus(name: str) -> None:
+    with pytest.raises(UserError, match="for the folder of a corpus use --data_path"):
+        RunConfig.make(dataset=name)
+
+
+def test_runs_on_a_folder_are_named_after_it() -> None:
+    assert RunConfig.make(data_path="elsewhere/wiki").run_folder == Path("outputs/wiki-nano/baseline/seed-0")
+
+
+def test_a_configuration_made_directly_is_checked_like_any_other() -> None:
+    assert RunConfig(max_lr=1).to_yaml() == RunConfig.make(max_lr=1.0).to_yaml()
+    wrong: Any = "5"
+    with pytest.raises(UserError, match="max_steps must be int, not '5'"):
+        RunConfig(max_steps=wrong)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,10 @@ def prepare(name: str, source: str | Path | Iterable[str | Path] = (), **options
         return preparation.prepare(name, sources, on_progress=on_progress, **options)
 
 
-def train(config: str | Path | None = None, **fields: Any) -> RunFolder:
-    """Trains a run, like `oelm train`, and returns its folder. Fields are those of oelm.RunConfig."""
-    return fit(RunConfig.make(config, **fields), terminal.observer())
+def train(config: RunConfig | str | Path | None = None, **fields: Any) -> RunFolder:
+    """Trains a run, like `oelm train`, and returns its folder. Fields are those of oelm.RunConfig, go above its own."""
+    made = replace(config, **fields) if isinstance(config, RunConfig) else RunConfig.make(config, **fields)
+    return fit(made, terminal.observer())
 
 
 def compare(runs: Runs, criterion: float = CRITERION) -> Comparison:

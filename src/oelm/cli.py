@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import functools
 import io
 import itertools
@@ -25,7 +24,7 @@ from oelm import __version__
 from oelm.analysis.stats import CRITERION
 from oelm.bench.options import Bench
 from oelm.config import Model, Operation, RunConfig, Training, layered
-from oelm.errors import InterruptedRunError, RunFailedError, UserError, is_out_of_memory, known
+from oelm.errors import InterruptedRunError, RunFailedError, UserError, is_disk_full, is_out_of_memory, known
 from oelm.output import UntilGone
 from oelm.sampling import Sampling
 
@@ -346,6 +345,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a sign is no reason to fail
+            stream.reconfigure(errors="replace")
     try:
         with _heeding_sigterm():
             code = _run(arguments, debug)
@@ -424,11 +426,8 @@ def _judge(error: BaseException) -> tuple[int, str]:
         return 130, "interrupted"
     if is_out_of_memory(error):
         return 1, "out of memory; in training, a smaller --batch_size or a larger --accumulation needs less"
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return (
-            2,
-            f"no space left on the disk ({error.filename or 'while writing'}); free some and run it again",
-        )
+    if isinstance(error, OSError) and is_disk_full(error):
+        return 2, f"no space left on the disk ({error.filename or 'while writing'}); free some and run it again"
     if isinstance(error, BrokenPipeError):
         return 1, ""
     if isinstance(error, OSError) and error.filename:

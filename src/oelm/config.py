@@ -6,6 +6,7 @@ identity: they change the result and are hashed into its id. Those of `Operation
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -20,7 +21,7 @@ from typing import Any
 import yaml
 
 from oelm import variants
-from oelm.errors import UserError, is_number, is_truth, is_whole, known
+from oelm.errors import UserError, is_number, is_plain_name, is_truth, is_whole, known
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,8 @@ class RunConfig(Operation, Training, Model):
     """Everything that defines a run."""
 
     def __post_init__(self) -> None:
+        for name, value in _typed(vars(self)).items():
+            object.__setattr__(self, name, value)
         check(self)
 
     @classmethod
@@ -157,7 +160,8 @@ class RunConfig(Operation, Training, Model):
     def run_folder(self) -> Path:
         if self.out_dir:
             return Path(self.out_dir)
-        return Path("outputs") / f"{self.dataset}-{self.preset}" / self.model_type / f"seed-{self.seed}"
+        corpus = self.data_folder.resolve().name
+        return Path("outputs") / f"{corpus}-{self.preset}" / self.model_type / f"seed-{self.seed}"
 
     def resolved(self, vocab_size: int) -> RunConfig:
         """The same run with every 'None: …' and 'auto' rule of its identity written out as a number."""
@@ -200,8 +204,13 @@ def layered(file: str | Path | None, given: Mapping[str, Any]) -> dict[str, Any]
 
 
 def run_id(config: RunConfig, data_hashes: Mapping[str, str]) -> str:
-    """Two runs with one id are the same experiment: same settings, same bytes of data."""
-    content = json.dumps([config.identity(), dict(data_hashes)], sort_keys=True)
+    """Two runs with one id are the same experiment: same settings, same bytes of data.
+
+    A field at its default says nothing, so that a field which is new in this version changes no id of an older one.
+    """
+    defaults = {f.name: f.default for f in fields(RunConfig)}
+    chosen = {name: value for name, value in config.identity().items() if value != defaults[name]}
+    content = json.dumps([chosen, dict(data_hashes)], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
@@ -287,6 +296,8 @@ def check(config: RunConfig) -> None:
         known(name, getattr(config, name), choices)
     if config.track is not None:
         known("tracker", config.track, TRACKERS)
+    if not is_plain_name(config.dataset):
+        raise UserError(f"--dataset {config.dataset!r} must be a name; for the folder of a corpus use --data_path")
     known("recipe", config.recipe, RECIPES)
     known("preset", config.preset, PRESETS)
     for side in variants.parse(config.model_type).sides.values():
@@ -341,10 +352,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def _typed(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """Values by field name, each made its field's type."""
-    hints = typing.get_type_hints(RunConfig)
+    hints = _hints()
     return {
         name: _convert(known("field", name, hints, where), value, hints[name], where) for name, value in values.items()
     }
+
+
+@functools.cache
+def _hints() -> dict[str, Any]:
+    return typing.get_type_hints(RunConfig)
 
 
 def _convert(name: str, value: Any, hint: Any, where: str) -> Any:

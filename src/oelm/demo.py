@@ -9,7 +9,7 @@ from oelm.analysis.compare import compare
 from oelm.analysis.plots import validation_curves
 from oelm.config import RunConfig
 from oelm.data import prepare as preparation
-from oelm.runfolder import RunFolder
+from oelm.runfolder import RunFolder, write_whole
 from oelm.sampling import Sampling, sample
 from oelm.training.loop import fit
 from oelm.variants import title
@@ -36,8 +36,8 @@ def demo(data_dir: str = "data", out_dir: str = "outputs/demo", steps: int = STE
     print(f"The validation curves:\n   {curves}")
     for folder in folders[:2]:
         path = folder.path / "samples" / "demo.txt"
-        text = path.read_text() if path.exists() else sample(folder, Sampling(PROMPT, tokens=120))
-        path.write_text(text)
+        text = path.read_text(encoding="utf-8") if path.exists() else sample(folder, Sampling(PROMPT, tokens=120))
+        write_whole(path, text)
         print(f'A sample from {title(folder.config().model_type)}, prompted with "{PROMPT}" ({path}):')
         print(f"   {text}")
 

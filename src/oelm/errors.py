@@ -1,6 +1,7 @@
 """The ways in which a command ends before its end, each with one line for the person who typed it."""
 
 import difflib
+import errno
 import numbers
 from collections.abc import Iterable
 from typing import Any
@@ -14,6 +15,10 @@ class UserError(Exception):
 
 class RunFailedError(Exception):
     """A run that was set up properly broke down on the way, such as by a loss that is not finite. Exit code 1."""
+
+
+class DivergedError(RunFailedError):
+    """The loss of a run is no number any more."""
 
 
 class InterruptedRunError(Exception):
@@ -32,6 +37,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error says that there is no room for a file: on the disk, or in the user's share of it."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def is_whole(value: Any) -> bool:
     """Whether a value is a whole number, Python's or NumPy's; what comes from Python may be anything."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
@@ -45,6 +55,11 @@ def is_number(value: Any) -> bool:
 def is_truth(value: Any) -> bool:
     """Whether a value is true or false, Python's or NumPy's."""
     return isinstance(value, bool | np.bool_)
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a name can be that of a folder, and is no path."""
+    return bool(name) and not name.startswith(".") and not {"/", "\0"} & set(name)
 
 
 def known(kind: str, name: str, names: Iterable[str], where: str = "", otherwise: str = "") -> str:

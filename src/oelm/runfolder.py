@@ -18,7 +18,6 @@ read here, too, and held to the keys that somebody uses: what comes out of a rea
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -33,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from oelm.config import RunConfig, run_id
-from oelm.errors import UserError
+from oelm.errors import UserError, is_disk_full
 from oelm.processes import alive
 
 FORMAT = 1
@@ -52,7 +51,7 @@ Shape = type | list[Any] | dict[Any, Any]
 MANIFEST = {
     "run_id": str,
     "parameters": {"total": int, "trainable": int, "frozen": int},
-    "data": {"tokenizer": str, "sha256": {"train": str, "val": str}},
+    "data": {"dataset": str, "tokenizer": str, "sha256": {"train": str, "val": str}},
     "learning_rate": {"grid": list, "budget_steps": int},
     "sessions": [
         {"engine": str, "device": str, "precision": str, "cpu_threads": int, "processes": int, "deterministic": bool}
@@ -127,7 +126,7 @@ def _is(content: Any, wanted: type) -> bool:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
 
 
@@ -243,7 +242,7 @@ class RunFolder:
         return next((score for score in reversed(self.scores()) if score["final"]), None)
 
     def log(self, line: str) -> None:
-        with (self.path / "training.log").open("a") as file:
+        with (self.path / "training.log").open("a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
 
@@ -327,7 +326,7 @@ class Heart:
         try:
             self._write()
         except OSError as error:
-            if error.errno != errno.ENOSPC:
+            if not is_disk_full(error):
                 raise
             self._write_in_place()
 

@@ -195,3 +195,9 @@ def test_a_missing_path_and_an_empty_folder_are_named(tmp_path: Path) -> None:
         read(tmp_path / "none")
     with pytest.raises(UserError, match="holds no file that ends in"):
         read(tmp_path)
+
+
+def test_a_column_is_not_taken_for_a_part_of_another(tmp_path: Path) -> None:
+    parts = pa.array([{"b": "wrong"}] * 3)
+    pq.write_table(pa.table({"a": parts, "a.b": ["one", "two", "three"]}), tmp_path / "dotted.parquet")
+    assert read(tmp_path / "dotted.parquet", text_field="a.b") == ["one", "two", "three"]

@@ -1,5 +1,6 @@
 """Preparation: right splits, right bytes, nothing half done."""
 
+import fcntl
 import hashlib
 import json
 import math
@@ -166,8 +167,8 @@ def test_interrupted_it_leaves_nothing_that_looks_finished(tmp_path: Path, numbe
     assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 128 + number)
     said = {signal.SIGKILL: "", signal.SIGINT: "oelm: interrupted\n", signal.SIGTERM: "oelm: terminated\n"}
     assert errors == said[number]
-    left = [path.name for path in (tmp_path / "data").iterdir()]
-    assert left == ([f".mine.unfinished-{process.pid}"] if number == signal.SIGKILL else [])
+    left = sorted(path.name.partition("-")[0] for path in (tmp_path / "data").iterdir())
+    assert left == ([".mine.lock", ".mine.unfinished"] if number == signal.SIGKILL else [])
     source = write_corpus(tmp_path, [f"text {i}" for i in range(300)])
     prepare("mine", [source], data_dir=tmp_path / "data")
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["mine"]
@@ -255,14 +256,17 @@ def test_a_corpus_without_its_tokenizer_is_not_called_done(storybook: Path, tmp_
 
 
 def test_what_killed_processes_left_is_cleared_away_even_when_there_is_nothing_to_do(tmp_path: Path) -> None:
+    """And nothing else: who is at work is known by a lock, not by a number, which another container has as well."""
     source, data = write_corpus(tmp_path, [f"text {i}" for i in range(300)]), tmp_path / "data"
     prepare("mine", [source], data_dir=data, test_fraction=0)
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    for name in (f".mine.unfinished-{dead.pid}", f".mine.replaced-{dead.pid}", f".mine.unfinished-{os.getppid()}"):
+    for name in (".mine.unfinished-dead", ".mine.replaced-dead", ".mine.unfinished-alive"):
         (data / name).mkdir()
-    prepare("mine", [source], data_dir=data, test_fraction=0)
-    assert {path.name for path in data.iterdir()} == {"mine", f".mine.unfinished-{os.getppid()}"}
+    for name in (".mine.lock-dead", ".mine.lock-alive"):
+        (data / name).touch()
+    with (data / ".mine.lock-alive").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        prepare("mine", [source], data_dir=data, test_fraction=0)
+        assert {path.name for path in data.iterdir()} == {"mine", ".mine.unfinished-alive", ".mine.lock-alive"}
 
 
 def test_too_few_documents_for_the_splits_are_refused(tmp_path: Path) -> None:

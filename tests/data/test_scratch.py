@@ -90,11 +90,12 @@ def test_a_data_folder_that_is_a_file_is_named(tmp_path: Path, source: Path) -> 
             prepare("mine", [source], data_dir=place)
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_named_by_the_folder_on_it(
-    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(preparation._Writer, "write", full)
     with pytest.raises(UserError, match=rf"no space left on the disk while preparing {tmp_path}/data/mine; free some"):

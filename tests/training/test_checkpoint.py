@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 
 from oelm.config import RunConfig
 from oelm.errors import UserError
+from oelm.model import orthogonal
 from oelm.runfolder import RunFolder
-from oelm.training import checkpoint
+from oelm.training import audit, checkpoint
 from oelm.training.loop import fit
 from oelm.training.observe import Observer
 from oelm.training.step import TorchEngine
@@ -268,3 +269,24 @@ def test_the_best_weights_of_the_past_stay(tmp_path: Path) -> None:
     assert (tmp_path / "best.safetensors").exists()
     checkpoint.forget_best(tmp_path, 9)
     assert not (tmp_path / "best.safetensors").exists()
+
+
+def test_a_run_without_a_checkpoint_begins_anew_on_another_machine(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There QR has other last bits; weights that were best before are forgotten, and what is frozen is noted anew."""
+    config = tiny(model_type="oelm_v2", val_interval=5, save_interval=10)
+    step = TorchEngine.step
+
+    def die_at_8(engine: TorchEngine, number: int) -> None:
+        if number == 8:
+            raise GoneError
+        step(engine, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchEngine, "step", die_at_8)
+        with pytest.raises(GoneError):
+            fit(config)
+    draw = orthogonal.orthonormal_columns
+    monkeypatch.setattr(orthogonal, "orthonormal_columns", lambda *given: draw(*given) * (1 + 3e-7))
+    folder = fit(config)
+    assert folder.status()["state"] == "finished"
+    assert all(finding.intact for finding in audit.findings(folder))

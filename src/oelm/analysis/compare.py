@@ -229,7 +229,7 @@ def _seconds_to(arm: Arm, reference: Arm) -> float | None:
 def _task(result: Result) -> str:
     config, final = result.config, result.final
     return (
-        f"{config.dataset}, {config.preset}: {final['tokens_seen']:,} tokens seen ({config.max_steps:,} steps of "
+        f"{result.corpus}, {config.preset}: {final['tokens_seen']:,} tokens seen ({config.max_steps:,} steps of "
         f"{config.batch_size} × {config.seq_len}), recipe {config.recipe}, scored on {final['tokens_scored']:,} tokens"
     )
 

@@ -35,6 +35,11 @@ class Result:
         return variants.name_of(self.config.variant)
 
     @property
+    def corpus(self) -> str:
+        """The name of the corpus."""
+        return str(self.manifest["data"]["dataset"])
+
+    @property
     def tuning(self) -> dict[str, Any]:
         """How the learning rate was chosen."""
         tuning: dict[str, Any] = self.manifest["learning_rate"]

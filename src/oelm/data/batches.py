@@ -113,7 +113,7 @@ def _read_cache(folder: Path) -> dict[str, Any]:
 
 def _write_cache(folder: Path, cache: dict[str, Any]) -> None:
     with suppress(OSError):  # a read-only corpus is verified each time
-        (folder / HASH_CACHE).write_text(json.dumps(cache))
+        (folder / HASH_CACHE).write_text(json.dumps(cache), encoding="utf-8")
 
 
 class MicroBatch(NamedTuple):

@@ -24,7 +24,7 @@ from typing import IO, Any, cast
 from oelm.data.parquet_pages import DamagedPageError, pages
 from oelm.data.tokenizer import END_OF_TEXT
 from oelm.data.xz import open_xz
-from oelm.errors import UserError
+from oelm.errors import UserError, is_disk_full
 
 Documents = Iterator[str]
 
@@ -220,7 +220,7 @@ def _parquet(path: Path, stream: IO[bytes], text_field: str) -> Documents:
 
     with tempfile.TemporaryFile() as unpacked:
         if path.suffix != ".parquet":  # parquet is read by seeking, which a compressed stream cannot do well
-            shutil.copyfileobj(stream, unpacked)
+            _unpack(path, stream, unpacked)
             stream = unpacked
         table: Any = pq.ParquetFile(stream, pre_buffer=False, buffer_size=1 << 20)
         if text_field not in table.schema_arrow.names:
@@ -233,7 +233,17 @@ def _parquet(path: Path, stream: IO[bytes], text_field: str) -> Documents:
         largest = _largest_page(path, stream, table.metadata, text_field, limit)
         rows = min(MOST_ROWS, limit // largest)  # a document is no larger than the page it comes from
         for batch in table.iter_batches(batch_size=rows, columns=[text_field]):
-            yield from _texts(batch.column(0))
+            yield from _texts(batch.column(batch.schema.names.index(text_field)))  # a.b is also part b of a column a
+
+
+def _unpack(path: Path, stream: IO[bytes], into: IO[bytes]) -> None:
+    try:
+        shutil.copyfileobj(stream, into)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        place = tempfile.gettempdir()
+        raise UserError(f"no space left in {place}, where {path} is unpacked; set TMPDIR to a larger place") from None
 
 
 def _largest_page(path: Path, stream: IO[bytes], metadata: Any, text_field: str, limit: int) -> int:

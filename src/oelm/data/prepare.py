@@ -24,7 +24,7 @@ from oelm.data.batches import HASH_CACHE, Corpus, verify
 from oelm.data.meta import META_FILE, SPLITS, Meta, is_corpus
 from oelm.data.scratch import TakenError, becoming, tidy
 from oelm.data.tokenizer import END_OF_TEXT, TOKENIZER_FILE, Gpt2Bpe, SmallBpe, TokenArray, Tokenizer
-from oelm.errors import UserError, is_number, is_whole, known
+from oelm.errors import UserError, is_number, is_plain_name, is_whole, known
 
 # Characters that are encoded, or wait for it or for their turn to be written, however many cores there are: at worst,
 # encoding takes 160 bytes of memory for each.
@@ -148,7 +148,7 @@ def _request(
         raise UserError(
             f"{name} is a corpus of its own; choose another name for the text of --source, or drop --source"
         )
-    if not name or "/" in name or "\0" in name or name.startswith("."):
+    if not is_plain_name(name):
         raise UserError(f"corpus name {name!r} must be a plain folder name")
     defaults = corpora.HUB.get(name, Preparation(name))
     val = _number("--val-fraction", defaults.val_fraction if val_fraction is None else val_fraction)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import signal
 import sys
 import threading
@@ -11,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 
 from oelm.config import RunConfig, run_id
 from oelm.data.batches import Corpus, open_corpus
-from oelm.errors import InterruptedRunError, RunFailedError, UserError
+from oelm.errors import DivergedError, InterruptedRunError, RunFailedError, UserError, is_disk_full
 from oelm.runfolder import RunFolder, locked
 from oelm.training.evaluate import StopAskedError
 from oelm.training.observe import Observer
@@ -59,7 +58,11 @@ def fit(config: RunConfig, observer: Observer | None = None, command: list[str] 
 @contextmanager
 def opened(config: RunConfig, world: World, observer: Observer, command: list[str]) -> Iterator[Run]:
     """The run of a config, its data checked and its folder held; however it ends, status.json says how."""
+    if not world.leads:
+        world.wait()  # for the first process to verify the corpus; its result is kept for the others
     corpus = open_corpus(config.data_folder, config.vocab_size, config.seq_len)
+    if world.leads:
+        world.wait()
     config = config.resolved(corpus.vocab_size)
     folder = RunFolder(config.run_folder)
     if config.goes_back and not folder.exists():
@@ -78,18 +81,29 @@ def _status_kept(run: Run) -> Iterator[None]:
         yield
     except BaseException as error:
         stopped = isinstance(error, InterruptedRunError | KeyboardInterrupt)
-        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        full, deserted = is_disk_full(error), run.world.size > 1 and _lost_a_peer(error)
         message = str(error) or type(error).__name__
         if full:
             message = f"no space left on the disk that holds {run.folder.path}; free some and run the command again"
+        elif deserted:
+            message = "another of the processes has ended; the last checkpoint stands, and the same command goes on"
         elif isinstance(error, KeyboardInterrupt):
             message = "stopped at once; the last checkpoint stands"
-        run.fail("interrupted" if stopped else "failed", message, diverged=isinstance(error, RunFailedError))
+        run.fail("interrupted" if stopped else "failed", message, diverged=isinstance(error, DivergedError))
         if full:
             raise UserError(message) from None
+        if deserted:
+            raise RunFailedError(message) from None
         raise
     finally:
         run.close()
+
+
+def _lost_a_peer(error: BaseException) -> bool:
+    """Whether the network of the processes says that one of them is gone."""
+    return isinstance(error, RuntimeError) and any(
+        word in str(error) for word in ("closed by peer", "Connection reset", "NCCL communicator was aborted")
+    )
 
 
 def _check_identity(config: RunConfig, folder: RunFolder, corpus: Corpus) -> None:

@@ -34,7 +34,7 @@ def manifest(config: RunConfig, corpus: Corpus, model: GPT) -> dict[str, Any]:
         "seed": config.seed,
         "parameters": {"total": total, "trainable": total - frozen, "frozen": frozen},
         "data": {
-            "dataset": config.dataset,
+            "dataset": corpus.meta.name,
             "tokenizer": corpus.meta.tokenizer,
             "tokens": corpus.meta.tokens,
             "sha256": corpus.hashes,

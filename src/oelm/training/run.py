@@ -17,7 +17,7 @@ from torch import Tensor
 from oelm.config import RunConfig, run_id
 from oelm.data.batches import Batches, Corpus
 from oelm.data.tokenizer import TOKENIZER_FILE, open_tokenizer
-from oelm.errors import InterruptedRunError, RunFailedError, UserError
+from oelm.errors import DivergedError, InterruptedRunError, UserError
 from oelm.model.generate import generate
 from oelm.model.gpt import GPT
 from oelm.runfolder import Heart, RunFolder, append_line, cut_lines, write_json, write_whole
@@ -94,9 +94,9 @@ class Run:
         self._announce()
 
     def _claim(self, model: GPT) -> None:
-        """Writes the files that make a folder this run's; again, as long as nothing was saved, for a run that begins
-        anew: it may have been killed in the midst of them, or be on another machine, with other last bits."""
-        begins = not (self.config.goes_back or self.folder.checkpoints.exists())
+        """Writes the files that make a folder this run's; again, as long as there is no checkpoint, for a run that
+        begins anew: it may have been killed in the midst of them, or be on another machine, with other last bits."""
+        begins = not (self.config.goes_back or checkpoint.by_age(self.folder.checkpoints))
         if self.world.leads and begins:
             if not self.folder.exists():
                 write_json(self.folder.path / "manifest.json", manifest(self.config, self.corpus, model))
@@ -201,7 +201,7 @@ class Run:
         for step, (loss, norm) in enumerate(new, start=self.step - len(new) + 1):
             if not math.isfinite(loss) or not (scaled or math.isfinite(norm)):
                 what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
-                raise RunFailedError(self._diverged(what, step))
+                raise DivergedError(self._diverged(what, step))
 
     def log(self) -> None:
         self.collect()
@@ -354,7 +354,7 @@ class Run:
             loss, tokens = evaluate(self.engine, self.val_tokens, limit, self._may_break_off)
             self.clock.validations += 1
             if not math.isfinite(loss):
-                raise RunFailedError(self._diverged(f"the validation loss is {loss}", self.step))
+                raise DivergedError(self._diverged(f"the validation loss is {loss}", self.step))
             self._record_score(loss, tokens, final)
         return loss, tokens
 
