@@ -151,12 +151,8 @@ def _beats(x: float, y: float, other_x: float, other_y: float) -> bool:
 def _bars(axes: Axes, drawing: Bars, say: Say) -> None:
     left = [0.0] * len(drawing.arms)
     for i, (part, values) in enumerate(drawing.parts.items()):
-        look: dict[str, Any] = {
-            "color": PARTS[i % len(PARTS)],
-            "hatch": HATCHES[i % len(HATCHES)],
-            "edgecolor": SENTINEL,
-        }
-        axes.barh(range(len(left)), values, left=left, height=0.62, linewidth=0.4, label=say(part), **look)
+        colour = PARTS[i % len(PARTS)]
+        axes.barh(range(len(left)), values, left=left, height=0.62, color=colour, label=say(part))
         left = [before + value for before, value in zip(left, values, strict=True)]
     axes.set_yticks(range(len(left)), [say(arm) for arm in drawing.arms])
     axes.invert_yaxis()
