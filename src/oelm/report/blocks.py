@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Paragraph:
-    text: str
+    sentences: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from oelm import variants
 from oelm.analysis.compare import (
     AS_GOOD_AFTER,
     Comparison,
@@ -39,7 +40,7 @@ def content(folders: Sequence[RunFolder], criterion: float = CRITERION) -> Repor
     for group in groups:
         single, twins = _without_twins(group)
         left_out += twins
-        comparisons.append(compared(single, criterion))
+        comparisons.append(compared(sorted(single, key=_place), criterion))
     sections = [_section(number, each) for number, each in enumerate(comparisons, start=1)]
     if left_out:
         sections.append(_unjudged(left_out))
@@ -60,42 +61,52 @@ def _without_twins(results: Sequence[Result]) -> tuple[list[Result], list[LeftOu
     return [*kept.values(), *trials], twins
 
 
+def _place(result: Result) -> tuple[int, str, float, int]:
+    """Where a run stands: the named variants in their order, the baseline first; then the others."""
+    order = list(variants.NAMED)
+    place = order.index(result.variant) if result.variant in order else len(order)
+    return place, result.variant, result.config.max_lr, result.config.seed
+
+
 def _opening(comparisons: Sequence[Comparison], left_out: Sequence[LeftOut], criterion: float) -> tuple[Block, ...]:
-    runs = sum(len(row.results) for comparison in comparisons for row in comparison.rows)
-    if not comparisons:
-        return (Paragraph(Said("No run is finished yet: there is nothing to judge.")),)
-    lede = Said(
-        "{runs} finished runs in {comparisons} comparisons, the newest of {date}; {left_out} runs could not be judged. "
-        "The criterion: a perplexity of at most {criterion:g} × the baseline's.",
-        **{"runs": runs, "comparisons": len(comparisons), "date": _newest(comparisons), "left_out": len(left_out)},
-        criterion=criterion,
-    )
+    rows = [row for comparison in comparisons for row in comparison.rows]
+    if not rows:
+        return (Paragraph((Said("No run is finished yet: there is nothing to judge."),)),)
+    runs = [result for row in rows for result in row.results]
+    lede = [
+        Said("Finished runs: {runs}, the newest of {date}.", runs=len(runs), date=_newest(runs)),
+        Said("The criterion: a perplexity of at most {criterion:g} × the baseline's.", criterion=criterion),
+    ]
+    if left_out:
+        lede.append(Said("Runs that could not be judged: {runs}, listed below.", runs=len(left_out)))
     if len(comparisons) == 1:
-        return (Paragraph(lede),)
-    rows = [
+        return (Paragraph(tuple(lede)),)
+    verdicts = [
         (_short(comparison), row.title, "–" if row.gap is None else gap_with_interval(row.gap), row.verdict)
         for comparison in comparisons
         for row in comparison.rows
         if not _is_reference(row)
     ]
-    return Paragraph(lede), Table(("task", "variant", "gap", "verdict"), rows)
+    return Paragraph(tuple(lede)), Table(("task", "variant", "gap", "verdict"), verdicts)
 
 
-def _newest(comparisons: Sequence[Comparison]) -> str:
+def _newest(results: Sequence[Result]) -> str:
     """The day on which the last of the runs ended."""
-    times = [r.folder.status()["heartbeat"] for each in comparisons for row in each.rows for r in row.results]
-    return time.strftime("%Y-%m-%d", time.gmtime(min(max(times), 2**40)))
+    last = max(float(result.folder.status()["heartbeat"]) for result in results)
+    return time.strftime("%Y-%m-%d", time.gmtime(min(max(last, 0.0), 2.0**36)))
 
 
 def _short(comparison: Comparison) -> str:
     config = comparison.rows[0].results[0].config
-    return f"{config.dataset}, {config.preset}, {config.max_steps:,} × {config.batch_size} × {config.seq_len}"
+    names = ("dataset", "preset", "max_steps")
+    return Said("{dataset}, {preset}, {max_steps:,} steps", **{name: getattr(config, name) for name in names})
 
 
 def _section(number: int, comparison: Comparison) -> Section:
     arms, name = styled(comparison.rows), f"task-{number}"
     legend = tuple((row.title, style) for row, style in arms)
     parts = [
+        Part("", (Paragraph((comparison.task,)),)),
         Part("Verdict", tuple(_findings(comparison))),
         Part("Before you believe it", (Notes(comparison.warnings),)) if comparison.warnings else None,
         Part("Quality and cost", (Table(*comparison.quality, note=AS_GOOD_AFTER), Table(*comparison.cost))),
@@ -108,7 +119,8 @@ def _section(number: int, comparison: Comparison) -> Section:
         Part("Samples, side by side", samples(comparison)),
         Part("Provenance", provenance(comparison)),
     ]
-    return Section(comparison.task, name, tuple(part for part in parts if part is not None and part.blocks))
+    title = Said("{number}. {task}", number=number, task=_short(comparison))
+    return Section(title, name, tuple(part for part in parts if part is not None and part.blocks))
 
 
 BAND = (
@@ -135,7 +147,7 @@ def _is_reference(row: Row) -> bool:
 
 def _findings(comparison: Comparison) -> list[Block]:
     said: list[Block] = [_finding(row, comparison.criterion) for row in comparison.rows if not _is_reference(row)]
-    return said or [Paragraph(Said("There is nothing here to hold against the baseline."))]
+    return said or [Paragraph((Said("There is nothing here to hold against the baseline."),))]
 
 
 SENTENCES = {
@@ -153,7 +165,7 @@ def _finding(row: Row, criterion: float) -> Finding:
     gap = "–" if row.gap is None else gap_with_interval(row.gap)
     sentences = [
         Said(SENTENCES[row.verdict], gap=gap, limit=percent(math.log(criterion))),
-        Said("It trains {share:.1%} of its parameters.", share=row.trainable_share),
+        Said("It trains {share:.1f} % of its parameters.", share=100 * row.trainable_share),
     ]
     if row.step_ratio is not None:
         sentences.append(Said("A step takes {ratio:.3f} × the baseline's time.", ratio=row.step_ratio))

@@ -44,7 +44,7 @@ def early(comparison: Comparison) -> Block:
     nearest = {share: min(steps, key=lambda s: abs(s - step)) for share, step in wanted.items() if steps}
     near = {share: step for share, step in nearest.items() if abs(step - wanted[share]) <= TOO_FAR * max_steps}
     if not near:
-        return Paragraph(Said("The runs were not scored after the same steps: no table can be given."))
+        return Paragraph((Said("The runs were not scored after the same steps: no table can be given."),))
     headings = ("variant", *(Said("{share} % (step {step:,})", share=share, step=step) for share, step in near.items()))
     cells = [
         (title, *(shown(perplexity(statistics.fmean(s[step]["loss"] for s in runs)), 3) for step in near.values()))

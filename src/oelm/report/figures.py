@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from oelm.report.blocks import Bars, Curves, Drawing, Points, Style
+from oelm.report.blocks import Bars, Curves, Drawing, Figure, Points, Style
 from oelm.report.styles import INK
 
 if TYPE_CHECKING:
@@ -30,30 +30,48 @@ SETTINGS: dict[Any, Any] = {
     "lines.markersize": 4,
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), SENTINEL),
 }
-SIZE = (4.3, 3.0)  # inches
+WIDTH = 4.3  # inches
 SWATCH = (0.42, 0.14)
-PARTS = ("#0072b2", "#009e73", "#c98a00", "#cc79a7", "#8c6bb1", "#d55e00")
+PARTS = ("#8a8f98", "#b0706a", "#6a8caf", "#b5a15b", "#8f6f9c", "#6fa287")  # none is an arm's
 
 
-def svg(drawing: Drawing, say: Say, ink: str = "currentColor", label: str = "") -> str:
-    """A drawing as an <svg> element; `label` is what a screen reader says of it."""
-    height = 0.9 + 0.32 * len(drawing.arms) if isinstance(drawing, Bars) else SIZE[1]
-    with _sheet((6.4, height) if isinstance(drawing, Bars) else SIZE) as (axes, finished):
+class Gallery:
+    """The figures of a report, each drawn once, whatever the number of places that ask for it."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._drawn: dict[object, str] = {}
+
+    def figure(self, figure: Figure, ink: str) -> str:
+        """A figure as an <svg> element."""
+        if figure.name not in self._drawn:
+            self._drawn[figure.name] = _embedded(_svg(figure.drawing, self._say), self._say(figure.title))
+        return self._drawn[figure.name].replace(SENTINEL, ink)
+
+    def swatch(self, style: Style, ink: str) -> str:
+        """The line and marker of an arm, for a legend."""
+        if style not in self._drawn:
+            self._drawn[style] = _embedded(_swatch(style), "")
+        return self._drawn[style].replace(SENTINEL, ink)
+
+
+def _svg(drawing: Drawing, say: Say) -> str:
+    height = 1.1 + 0.3 * len(drawing.arms) if isinstance(drawing, Bars) else 3.0
+    with _sheet((WIDTH, height)) as (axes, finished):
         if isinstance(drawing, Curves):
             _curves(axes, drawing, say)
         elif isinstance(drawing, Points):
             _points(axes, drawing, say)
         else:
             _bars(axes, drawing, say)
-        return _embedded(finished(), ink, label)
+        return finished()
 
 
-def swatch(style: Style, ink: str = "currentColor") -> str:
-    """The line and marker of an arm, for a legend."""
+def _swatch(style: Style) -> str:
     with _sheet(SWATCH) as (axes, finished):
         axes.plot([0, 1, 2], [0, 0, 0], **_look(style), marker=style.marker, markevery=[1])
         axes.set_axis_off()
-        return _embedded(finished(), ink, "")
+        return finished()
 
 
 @contextmanager
@@ -75,7 +93,7 @@ def _sheet(size: tuple[float, float]) -> Iterator[tuple[Axes, Callable[[], str]]
         yield figure.add_subplot(), finished
 
 
-def _embedded(text: str, ink: str, label: str) -> str:
+def _embedded(text: str, label: str) -> str:
     """Matplotlib's file as an element of a page: without prologue, names of groups, fonts, and a style for all."""
     from html import escape
 
@@ -84,7 +102,7 @@ def _embedded(text: str, ink: str, label: str) -> str:
     text = re.sub(r'<g id="[^"]*">', "<g>", text)
     text = re.sub(r" font-family: [^;\"]*;?", "", text)
     text = re.sub(r"font: (\d+px) [^;\"]*", r"font-size: \1", text)
-    text = re.sub(r"\s*\n\s*", " ", text).replace(SENTINEL, ink)
+    text = re.sub(r"\s*\n\s*", " ", text)
     role = f'role="img" aria-label="{escape(label)}"' if label else 'aria-hidden="true"'
     return text.replace("<svg ", f'<svg {role} style="stroke-linejoin: round" ', 1)
 
@@ -123,8 +141,8 @@ def _in_ratios(axes: Axes, values: list[float]) -> None:
     if not finite:
         return
     axes.set_yscale("log")
-    narrow = max(finite) < 8 * min(finite)
-    axes.yaxis.set_major_locator(MaxNLocator(6) if narrow else LogLocator(subs=(1, 2, 5)))
+    narrow = max(finite) < 3 * min(finite)
+    axes.yaxis.set_major_locator(MaxNLocator(6) if narrow else LogLocator(subs=(1, 2, 3, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
@@ -157,7 +175,7 @@ def _bars(axes: Axes, drawing: Bars, say: Say) -> None:
     axes.set_yticks(range(len(left)), [say(arm) for arm in drawing.arms])
     axes.invert_yaxis()
     _labelled(axes, say(drawing.x_label), "")
-    axes.figure.legend(loc="outside upper center", ncols=len(drawing.parts), frameon=False, handlelength=1.4)
+    axes.figure.legend(loc="outside upper center", ncols=3, frameon=False, handlelength=1.4)
 
 
 def _labelled(axes: Axes, x: str, y: str) -> None:

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
-from oelm.report import figures
 from oelm.report.blocks import Block, Figures, Finding, Notes, Paragraph, Record, Records, Report, Style, Table, Texts
-from oelm.report.figures import Say
+from oelm.report.figures import Gallery, Say
 
 INK = "#24292f"
 SHEET = '<rect width="100%" height="100%" fill="#ffffff"/>'  # a picture does not know whether its page is dark
@@ -17,9 +16,9 @@ SHEET = '<rect width="100%" height="100%" fill="#ffffff"/>'  # a picture does no
 class Markdown:
     """Writes a report; `files` are the figures by their names."""
 
-    def __init__(self, report: Report, say: Say, folder: str) -> None:
+    def __init__(self, report: Report, gallery: Gallery, say: Say, folder: str) -> None:
         self.files: dict[str, str] = {}
-        self._say, self._folder = say, folder
+        self._gallery, self._say, self._folder = gallery, say, folder
         self.text = "\n".join(self._report(report)).rstrip() + "\n"
 
     def _report(self, report: Report) -> Iterator[str]:
@@ -40,7 +39,7 @@ class Markdown:
     def _block(self, block: Block) -> Iterator[str]:
         match block:
             case Paragraph():
-                yield self._said(block.text)
+                yield " ".join(map(self._said, block.sentences))
             case Finding():
                 verdict = "no verdict" if block.verdict == "–" else block.verdict
                 sentences = " ".join(map(self._said, block.sentences))
@@ -74,12 +73,12 @@ class Markdown:
             yield ""
         for figure in block.figures:
             title = self._say(figure.title)
-            yield self._image(figure.name, title, figures.svg(figure.drawing, self._say, INK, title))
+            yield self._image(figure.name, title, self._gallery.figure(figure, INK))
         yield from self._note(block.note)
 
     def _swatch(self, title: str, i: int, style: Style) -> str:
         name = f"legend-{i}-{style.colour.strip('#')}-{style.marker.encode().hex()}"
-        return self._image(name, self._say(title), figures.swatch(style, INK))
+        return self._image(name, self._say(title), self._gallery.swatch(style, INK))
 
     def _image(self, name: str, title: str, svg: str) -> str:
         start = svg.index(">") + 1

@@ -70,7 +70,7 @@ def time_figures(arms: Styled, name: str) -> tuple[Figure, ...]:
     if not shown:
         return ()
     bars = Bars(Said("wall-clock time of a run ({unit})", unit=unit), tuple(by_arm), shown)
-    return (Figure(f"{name}-time", Said("Where the time went"), bars),)
+    return (Figure(f"{name}-time", Said("Time of a run, by part"), bars),)
 
 
 def time_table(comparison: Comparison) -> Table:

@@ -11,6 +11,7 @@ from pathlib import Path
 from oelm.analysis.stats import CRITERION
 from oelm.errors import UserError, known
 from oelm.report.content import content
+from oelm.report.figures import Gallery
 from oelm.report.markdown import Markdown
 from oelm.report.page import PAPER_INK, page
 from oelm.report.paper import pdf
@@ -38,19 +39,20 @@ def report(
     known("language", lang, LANGUAGES)
     target = Path(out) if out is not None else common_folder(folders) / "report"
     base, kinds = (target.with_suffix(""), (target.suffix,)) if target.suffix in KINDS else (target / "report", KINDS)
-    said, notes, paths = content(folders, criterion), [], []
+    said, gallery = content(folders, criterion), Gallery(translator(lang))
+    notes, paths = [], []
     if lang == "zh" and not chinese_can_be_drawn():
         notes.append(f"no font with Chinese characters here; install one (Debian: apt install {CHINESE_FONT})")
     _make_folder(base.parent)
     if ".html" in kinds:
-        paths.append(_written(base.with_suffix(".html"), page(said, lang)))
+        paths.append(_written(base.with_suffix(".html"), page(said, gallery, lang)))
     if ".pdf" in kinds:
         try:
-            paths.append(_written(base.with_suffix(".pdf"), pdf(page(said, lang, PAPER_INK))))
+            paths.append(_written(base.with_suffix(".pdf"), pdf(page(said, gallery, lang, PAPER_INK))))
         except UserError as error:
             notes.append(str(error))
     if ".md" in kinds:
-        paths.append(_write_markdown(base, Markdown(said, translator(lang), f"{base.name}-figures")))
+        paths.append(_write_markdown(base, Markdown(said, gallery, translator(lang), f"{base.name}-figures")))
     return Written(tuple(paths), tuple(notes))
 
 

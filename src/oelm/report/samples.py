@@ -22,7 +22,7 @@ def samples(comparison: Comparison) -> tuple[Block, ...]:
         result = next(result for result in row.results if result.config.seed == seed)
         if text := _last_sample(result.folder):
             texts.append(Text(Said("{title}, seed {seed}", title=row.title, seed=seed), text))
-    return (Texts(tuple(texts)),) if texts else (Paragraph(Said("None of the runs has written a sample.")),)
+    return (Texts(tuple(texts)),) if texts else (Paragraph((Said("None of the runs has written a sample."),)),)
 
 
 def _last_sample(folder: RunFolder) -> str:
