@@ -15,8 +15,8 @@ from oelm.analysis.stats import CRITERION
 from oelm.config import RunConfig
 from oelm.data import prepare as preparation
 from oelm.errors import known
-from oelm.report import report as reporting
-from oelm.report.report import Written
+from oelm.reporting import report as reporting
+from oelm.reporting.report import Written
 from oelm.runfolder import RunFolder, find_runs
 from oelm.sampling import Sampling
 from oelm.training.loop import fit

@@ -168,7 +168,7 @@ def report(
         criterion: Largest perplexity that counts as a success, as a multiple of the baseline's.
         lang: en (English) or zh (Chinese).
     """
-    from oelm.report.report import report as run
+    from oelm.reporting.report import report as run
     from oelm.runfolder import find_runs
 
     written = run(find_runs(runs), out, criterion, lang)
@@ -214,7 +214,7 @@ def demo(data_dir: str = "data", out_dir: str = "outputs/demo") -> None:
 
     Args:
         data_dir: Where prepared corpora are kept.
-        out_dir: Where the three run folders and the plot go.
+        out_dir: Where the three run folders, the plot and the report go.
     """
     from oelm.demo import demo as run
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -17,14 +17,15 @@ class Said(str):
     values: Mapping[str, Any]
 
     def __new__(cls, template: str, **values: Any) -> Said:
-        plain = {name: enumerated(value) if isinstance(value, list) else value for name, value in values.items()}
+        plain = {name: cls._enumerated(value) if isinstance(value, list) else value for name, value in values.items()}
         said = super().__new__(cls, template.format(**plain))
         said.template, said.values = template, values
         return said
 
-
-def enumerated(values: Sequence[Any], comma: str = ", ", semicolon: str = "; ") -> str:
-    return (semicolon if any(isinstance(value, Said) for value in values) else comma).join(map(str, values))
+    @staticmethod
+    def _enumerated(values: list[Any]) -> str:
+        sentences = any(isinstance(value, Said) for value in values)
+        return ("; " if sentences else ", ").join(map(str, values))
 
 
 def formatted(seconds: float) -> str:

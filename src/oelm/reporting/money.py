@@ -8,9 +8,9 @@ from typing import Any
 
 from oelm.analysis.compare import Comparison, Row
 from oelm.analysis.results import Result
-from oelm.report.blocks import Bars, Figure, Point, Points, Style, Table
-from oelm.report.curves import time_unit
-from oelm.report.styles import Styled
+from oelm.reporting.blocks import Bars, Figure, Point, Points, Style, Table
+from oelm.reporting.curves import time_unit
+from oelm.reporting.styles import Styled
 from oelm.wording import Said, formatted, perplexity
 
 

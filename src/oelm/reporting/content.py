@@ -20,13 +20,25 @@ from oelm.analysis.compare import (
 from oelm.analysis.results import LeftOut, Result, by_task, read_results, without_trials
 from oelm.analysis.stats import CRITERION
 from oelm.errors import UserError
-from oelm.report.ablation import ablation
-from oelm.report.blocks import Block, Figures, Finding, Notes, Paragraph, Part, Record, Records, Report, Section, Table
-from oelm.report.curves import early, layer_figures, validation_figures
-from oelm.report.money import pareto_figures, time_figures, time_table
-from oelm.report.provenance import provenance
-from oelm.report.samples import samples
-from oelm.report.styles import styled
+from oelm.reporting.ablation import ablation
+from oelm.reporting.blocks import (
+    Block,
+    Figures,
+    Finding,
+    Notes,
+    Paragraph,
+    Part,
+    Record,
+    Records,
+    Report,
+    Section,
+    Table,
+)
+from oelm.reporting.curves import early, layer_figures, validation_figures
+from oelm.reporting.money import pareto_figures, time_figures, time_table
+from oelm.reporting.provenance import provenance
+from oelm.reporting.samples import samples
+from oelm.reporting.styles import styled
 from oelm.runfolder import RunFolder
 from oelm.wording import Said, percent
 

@@ -6,8 +6,20 @@ import re
 from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
-from oelm.report.blocks import Block, Figures, Finding, Notes, Paragraph, Record, Records, Report, Style, Table, Texts
-from oelm.report.figures import Gallery, Say
+from oelm.reporting.blocks import (
+    Block,
+    Figures,
+    Finding,
+    Notes,
+    Paragraph,
+    Record,
+    Records,
+    Report,
+    Style,
+    Table,
+    Texts,
+)
+from oelm.reporting.figures import Gallery, Say
 
 INK = "#24292f"
 SHEET = '<rect width="100%" height="100%" fill="#ffffff"/>'  # a picture does not know whether its page is dark

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from oelm.wording import Said, enumerated
+from oelm.wording import Said
 
 LANGUAGES = ("en", "zh")
 HTML_LANGUAGE = {"en": "en", "zh": "zh-Hans"}
@@ -34,7 +34,8 @@ def _in_chinese(text: str) -> str:
 
 def _value(value: Any) -> Any:
     if isinstance(value, list):
-        return enumerated([_value(each) for each in value], "、", ";")
+        sentences = any(isinstance(each, Said) for each in value)
+        return ("\N{FULLWIDTH SEMICOLON}" if sentences else "、").join(str(_value(each)) for each in value)
     return _in_chinese(value) if isinstance(value, str) else value
 
 
@@ -48,5 +49,5 @@ def chinese_can_be_drawn() -> bool:
 @functools.cache
 def chinese() -> dict[str, str]:
     """The Chinese of each English template."""
-    words: dict[str, str] = yaml.safe_load((files("oelm.report") / "chinese.yaml").read_text(encoding="utf-8"))
+    words: dict[str, str] = yaml.safe_load((files("oelm.reporting") / "chinese.yaml").read_text(encoding="utf-8"))
     return words

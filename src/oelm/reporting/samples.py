@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from oelm.analysis.compare import Comparison
-from oelm.report.blocks import Block, Paragraph, Text, Texts
+from oelm.reporting.blocks import Block, Paragraph, Text, Texts
 from oelm.runfolder import RunFolder
 from oelm.wording import Said
 

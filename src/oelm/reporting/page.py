@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from oelm.report.blocks import Report
-from oelm.report.figures import Gallery
-from oelm.report.words import HTML_LANGUAGE, translator
+from oelm.reporting.blocks import Report
+from oelm.reporting.figures import Gallery
+from oelm.reporting.words import HTML_LANGUAGE, translator
 
 PAPER_INK = "#16191d"
 
@@ -15,7 +15,7 @@ def page(report: Report, gallery: Gallery, language: str, ink: str = "currentCol
     """HTML. Everything that comes from a run folder is escaped, and the page's own policy forbids scripts."""
     from jinja2 import Environment, StrictUndefined
 
-    folder, say = files("oelm.report"), translator(language)
+    folder, say = files("oelm.reporting"), translator(language)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     from markupsafe import Markup
 
@@ -25,6 +25,7 @@ def page(report: Report, gallery: Gallery, language: str, ink: str = "currentCol
         css=Markup((folder / "page.css").read_text(encoding="utf-8")),
         kind=lambda block: type(block).__name__,
         say=say,
+        space="" if language == "zh" else " ",
         swatch=lambda style: Markup(gallery.swatch(style, ink)),
         drawn=lambda figure: Markup(gallery.figure(figure, ink)),
     )

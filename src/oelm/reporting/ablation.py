@@ -6,7 +6,7 @@ from oelm import variants
 from oelm.analysis.compare import Comparison, gap_with_interval, strongest
 from oelm.analysis.fairness import paired_gaps
 from oelm.analysis.stats import Estimate, estimate
-from oelm.report.blocks import Block, Table
+from oelm.reporting.blocks import Block, Table
 from oelm.wording import Said
 
 # A question, and the two variants that differ in nothing else.
@@ -25,14 +25,15 @@ NOTE = (
 def ablation(comparison: Comparison) -> tuple[Block, ...]:
     """A row per question; where a run is missing, it says which."""
     rows = [_answer(comparison, *question) for question in QUESTIONS]
-    return (Table(("question", "from → to", "PPL", "chance", "answer"), rows, NOTE),)
+    return (Table(("question", "from → to", "change of PPL", "chance", "answer"), rows, NOTE),)
 
 
 def _answer(comparison: Comparison, question: str, before: str, after: str) -> tuple[str, ...]:
     arms = {row.title: row.results for row in comparison.rows}
     titles = {variant: strongest(arms, variant) for variant in (before, after)}
     missing = [variants.title(variant) for variant, title in titles.items() if title is None]
-    pair = " → ".join(title or variants.title(variant) for variant, title in titles.items())
+    first_title, second_title = (title or variants.title(variant) for variant, title in titles.items())
+    pair = Said("{before} → {after}", before=first_title, after=second_title)
     if missing:
         return question, pair, "–", "–", Said("open: no finished run of {arms}", arms=missing)
     first, second = ({r.config.seed: r for r in arms[title]} for title in titles.values() if title is not None)

@@ -8,8 +8,8 @@ from typing import Any
 
 from oelm.analysis.compare import Comparison
 from oelm.analysis.results import Result
-from oelm.report.blocks import Block, Curve, Curves, Figure, Paragraph, Style, Table
-from oelm.report.styles import Styled
+from oelm.reporting.blocks import Block, Curve, Curves, Figure, Paragraph, Style, Table
+from oelm.reporting.styles import Styled
 from oelm.wording import Said, perplexity, shown
 
 MOST_POINTS = 250  # of a curve: more than a screen tells apart

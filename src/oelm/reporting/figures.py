@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from oelm.report.blocks import Bars, Curves, Drawing, Figure, Points, Style
-from oelm.report.styles import INK
+from oelm.reporting.blocks import Bars, Curves, Drawing, Figure, Points, Style
+from oelm.reporting.styles import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

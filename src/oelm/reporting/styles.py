@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from oelm.analysis.compare import Row
-from oelm.report.blocks import Style
+from oelm.reporting.blocks import Style
 
 INK = "ink"  # the colour of the text around, light or dark
 # Okabe and Ito's colours, which the colour-blind tell apart, a little darker where white would swallow them.

@@ -10,15 +10,16 @@ from pathlib import Path
 
 from oelm.analysis.stats import CRITERION
 from oelm.errors import UserError, known
-from oelm.report.content import content
-from oelm.report.figures import Gallery
-from oelm.report.markdown import Markdown
-from oelm.report.page import PAPER_INK, page
-from oelm.report.paper import pdf
-from oelm.report.words import CHINESE_FONT, LANGUAGES, chinese_can_be_drawn, translator
+from oelm.reporting.content import content
+from oelm.reporting.figures import Gallery
+from oelm.reporting.markdown import Markdown
+from oelm.reporting.page import PAPER_INK, page
+from oelm.reporting.paper import pdf
+from oelm.reporting.words import CHINESE_FONT, LANGUAGES, chinese_can_be_drawn, translator
 from oelm.runfolder import RunFolder, write_whole
 
 KINDS = (".html", ".pdf", ".md")
+READ = ("config.yaml", "manifest.json", "evals.jsonl", "timing_stats.json", "status.json")  # of a finished run
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,9 @@ def _written(path: Path, content: str | bytes) -> Path:
 
 
 def up_to_date(paths: Sequence[Path], folders: Sequence[RunFolder]) -> bool:
-    """Whether files are there, and younger than everything that the runs have recorded."""
+    """Whether files are there, and younger than what they were made of."""
     if not all(path.exists() for path in paths):
         return False
-    newest = max((run.path / name).stat().st_mtime for run in folders for name in run.records())
+    files = [run.path / name for run in folders for name in READ]
+    newest = max(file.stat().st_mtime for file in files if file.exists())
     return min(path.stat().st_mtime for path in paths) >= newest

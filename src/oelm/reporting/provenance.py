@@ -8,7 +8,7 @@ from typing import Any
 
 from oelm.analysis.compare import Comparison
 from oelm.analysis.results import Result
-from oelm.report.blocks import Block, Record, Records
+from oelm.reporting.blocks import Block, Record, Records
 from oelm.wording import Said
 
 
@@ -55,7 +55,7 @@ def _facts(result: Result) -> dict[str, str]:
 
 def _learning_rate(result: Result) -> str:
     tuning = result.tuning
-    said = f"{result.config.max_lr:g}: {tuning.get('how', '')}"
+    said = Said("{rate:g}: {how}", rate=result.config.max_lr, how=str(tuning.get("how", "")))
     if not tuning["grid"]:
         return said
     losses = tuning.get("losses")
