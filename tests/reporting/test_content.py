@@ -63,7 +63,7 @@ def test_the_ablation_pairs_by_seed_and_names_what_is_missing(runs: list[RunFold
     answers = {row[0]: row for row in table.rows}
     gap = comparison.rows[1].gap
     assert gap is not None
-    assert gap_with_interval(gap) in answers["what freezing costs, the trained start included"]
+    assert gap_with_interval(gap) in answers["what start and freezing cost together"]
     assert answers["what freezing costs"][-1] == "open: no finished run of Orthogonal, trained"
     assert answers["what orthogonality brings"][-1] == "open: no finished run of OELM-Matched"
     assert answers["what scale brings"][-1] == "open: no finished run of OELM-Random, OELM-Matched"
@@ -159,7 +159,9 @@ def test_a_second_run_of_a_variant_and_seed_is_left_out(copied: Path) -> None:
     report = content(find_runs([copied]))
     (block,) = report.sections[-1].parts[0].blocks
     assert isinstance(block, Records)
-    assert "the same variant and seed as" in dict(block.records[0].facts)["cause"]
+    facts = dict(block.records[0].facts)
+    assert facts["state"] == "finished"
+    assert "the same variant and seed as" in facts["cause"]
 
 
 def test_runs_of_which_none_is_finished_make_a_report_that_says_so(copied: Path) -> None:

@@ -12,7 +12,7 @@ from oelm.wording import Said
 # A question, and the two variants that differ in nothing else.
 QUESTIONS = (
     ("what freezing costs", "orthogonal_trainable", "oelm_v2"),
-    ("what freezing costs, the trained start included", "baseline", "oelm_v2"),
+    ("what start and freezing cost together", "baseline", "oelm_v2"),
     ("what orthogonality brings", "oelm_matched", "oelm_v2"),
     ("what scale brings", "oelm_random", "oelm_matched"),
 )
@@ -41,7 +41,7 @@ def _answer(comparison: Comparison, question: str, before: str, after: str) -> t
     if not gaps:
         return question, pair, "–", "–", Said("open: they share no seed")
     gap = estimate(gaps)
-    return question, pair, gap_with_interval(gap), _chance(gap), _reading(gap)
+    return question, pair, gap_with_interval(gap), _chance(gap), _reading(gap, second_title)
 
 
 def _chance(gap: Estimate) -> str:
@@ -50,9 +50,9 @@ def _chance(gap: Estimate) -> str:
     return "< 0.001" if gap.chance < 0.001 else f"{gap.chance:.3f}"
 
 
-def _reading(gap: Estimate) -> str:
+def _reading(gap: Estimate, arm: str) -> str:
     if gap.low is None or gap.high is None:
         return Said("one seed only: the noise between seeds is unknown")
     if gap.low > 0:
-        return Said("the second is worse")
-    return Said("the second is better") if gap.high < 0 else Said("no difference can be told from the noise")
+        return Said("{arm} is worse", arm=arm)
+    return Said("{arm} is better", arm=arm) if gap.high < 0 else Said("no difference can be told from the noise")

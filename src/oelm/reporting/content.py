@@ -42,6 +42,8 @@ from oelm.reporting.styles import styled
 from oelm.runfolder import RunFolder
 from oelm.wording import Said, percent
 
+TWIN = "the same variant and seed as {path}, which is counted"
+
 
 def content(folders: Sequence[RunFolder], criterion: float = CRITERION) -> Report:
     """The report on some runs; those that are not finished, or cannot be read, stop nothing."""
@@ -68,7 +70,7 @@ def _without_twins(results: Sequence[Result]) -> tuple[list[Result], list[LeftOu
         if result.manifest["run_id"] not in judged:
             trials.append(result)
         elif (first := kept.setdefault((alike(result), result.config.seed), result)) is not result:
-            reason = Said("the same variant and seed as {path}, which is counted", path=first.folder.path)
+            reason = Said(TWIN, path=first.folder.path)
             twins.append(LeftOut(result.folder, reason))
     return [*kept.values(), *trials], twins
 
@@ -137,7 +139,7 @@ def _section(number: int, comparison: Comparison) -> Section:
 
 BAND = (
     "Lines are means over the seeds, bands go from the lowest to the highest seed. Scored on the way, on the same "
-    "tokens."
+    "tokens. The steep beginning may lie above the frame."
 )
 FRONT = (
     "Down and to the left is better. The dotted line joins those that no other variant beats in both; "
@@ -190,12 +192,13 @@ def _unjudged(left_out: Sequence[LeftOut]) -> Section:
 
 
 def _cause(left_out: LeftOut) -> tuple[tuple[str, str], ...]:
-    """What became of a run: its state, how far it got and what it said last; or why it cannot be read."""
+    """What became of a run: its state, how far it got and what it said last; or why it cannot be judged."""
     try:
         status = left_out.folder.status()
     except (UserError, OSError):
         status = {"state": "unreadable"}
-    if status["state"] == "finished" or "step" not in status:
-        return (("state", status["state"]), ("cause", left_out.reason))
-    progress = f"{status['step']} / {status.get('max_steps', '?')}"
+    if status["state"] in ("finished", "unreadable"):
+        state = "finished" if left_out.reason.startswith(TWIN.partition("{")[0]) else "unreadable"
+        return (("state", state), ("cause", left_out.reason))
+    progress = f"{status.get('step', '?')} / {status.get('max_steps', '?')}"
     return (("state", status["state"]), ("step", progress), ("cause", str(status.get("message") or left_out.reason)))

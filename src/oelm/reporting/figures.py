@@ -6,11 +6,11 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from oelm.reporting.blocks import Bars, Curves, Drawing, Figure, Points, Style
+from oelm.reporting.blocks import Bars, Curve, Curves, Drawing, Figure, Points, Style
 from oelm.reporting.styles import INK
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ SETTINGS: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), SENTINEL),
 }
 WIDTH = 4.3  # inches
+BEGINNING, TOO_STEEP = 0.05, 1.5
 SWATCH = (0.42, 0.14)
 PARTS = ("#8a8f98", "#b0706a", "#6a8caf", "#b5a15b", "#8f6f9c", "#6fa287")  # none is an arm's
 
@@ -125,7 +126,7 @@ def _curves(axes: Axes, drawing: Curves, say: Say) -> None:
 
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if drawing.log:
-        _in_ratios(axes, [value for curve in drawing.curves for value in curve.y])
+        _in_ratios(axes, drawing.curves)
 
 
 def _drawable(value: float) -> float:
@@ -133,16 +134,23 @@ def _drawable(value: float) -> float:
     return value if math.isfinite(value) and value < 1e9 else math.nan
 
 
-def _in_ratios(axes: Axes, values: list[float]) -> None:
-    """A logarithmic axis with numbers that people read, also where it spans less than a decade."""
+def _in_ratios(axes: Axes, curves: Sequence[Curve]) -> None:
+    """A logarithmic axis with numbers that people read, also where it spans less than a decade.
+
+    It has its top where the highest curve is after a twentieth of its way, so that the end can be told apart.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-    finite = [value for value in values if 0 < value < 1e9]
-    if not finite:
+    end = max(x for curve in curves for x in curve.x)
+    points = [(x, y) for curve in curves for x, y in zip(curve.x, curve.y, strict=True) if 0 < y < 1e9]
+    late = [y for x, y in points if x >= BEGINNING * end]
+    if not late:
         return
     axes.set_yscale("log")
-    narrow = max(finite) < 3 * min(finite)
-    axes.yaxis.set_major_locator(MaxNLocator(6) if narrow else LogLocator(subs=(1, 2, 3, 5)))
+    if max(y for _, y in points) > TOO_STEEP * max(late):
+        axes.set_ylim(min(late) / 1.03, max(late) * 1.1)
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(MaxNLocator(6) if high < 4 * low else LogLocator(subs=(1, 2, 3, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
