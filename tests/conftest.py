@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import os
 import shutil
 import subprocess
@@ -20,6 +21,8 @@ from oelm.data.prepare import prepare
 PRESENT: dict[str, Callable[[], bool]] = {
     "cuda": torch.cuda.is_available,
     "compiler": lambda: shutil.which("g++") is not None,
+    "chromium": lambda: all(map(shutil.which, ("chromium", "chromedriver"))),
+    "pango": lambda: all(map(ctypes.util.find_library, ("pango-1.0", "pangoft2-1.0"))),
     "tmpfs": lambda: _tmpfs_can_be_mounted(),
 }
 

@@ -41,6 +41,10 @@ def test_the_demo_trains_compares_draws_and_samples_and_does_so_once(
     assert picture.std() > 0.05  # not a blank sheet
     assert f"{out / 'validation.png'}\n" in said
 
+    assert f"{out / 'report.html'}\n" in said.partition("A report on all of it")[2]
+    assert "OELM-Freeze" in (out / "report.html").read_text()
+    assert (out / "report.md").exists()
+
     trained = written(out)
     again = output()
     assert again.count("is finished already: nothing to do") == 3
@@ -50,9 +54,11 @@ def test_the_demo_trains_compares_draws_and_samples_and_does_so_once(
 
 
 def comparison(said: str) -> str:
-    return said.partition("5. The comparison")[2]
+    return said.partition("5. The comparison")[2].partition("A report on all of it")[0]
 
 
 def written(folder: Path) -> dict[Path, int]:
-    """When each file of the runs' results was written."""
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.suffix in (".json", ".safetensors")}
+    """When each file of the runs' results, and the report on them, was written."""
+    return {
+        path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.suffix in (".json", ".safetensors", ".html")
+    }

@@ -16,14 +16,15 @@ from tests.data.hub import serving
 from tests.data.test_hub import STORIES, parquet
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
+CHINESE = (Path(__file__).parents[1] / "README.zh.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
-def commands() -> list[str]:
-    lines = [line.partition("#")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+def commands(text: str = README) -> list[str]:
+    lines = [line.partition("#")[0].strip() for block in blocks("sh", text) for line in block.splitlines()]
     return [line for line in lines if line and not line.startswith("make ")]
 
 
@@ -51,6 +52,15 @@ def test_the_commands_work_as_they_stand(tmp_path: Path, environment: dict[str, 
             )
             print(f"{time.perf_counter() - started:5.1f} s  {command}")
             assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
+
+
+def test_the_chinese_readme_says_what_the_english_one_says() -> None:
+    from oelm import variants
+
+    assert len(commands(CHINESE)) >= 8
+    assert set(commands(CHINESE)) <= set(commands())  # which are run
+    assert set(re.findall(r"^\| `(\w+)` \|", CHINESE, flags=re.MULTILINE)) == set(variants.NAMED)
+    assert "(README.zh.md)" in README.partition("```")[0]
 
 
 def test_the_python_works_as_it_stands(tmp_path: Path, environment: dict[str, str]) -> None:

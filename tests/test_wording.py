@@ -2,7 +2,7 @@
 
 import math
 
-from oelm.wording import formatted, memory, percent, perplexity, shown
+from oelm.wording import Said, formatted, memory, percent, perplexity, shown
 
 
 def test_durations_read_well() -> None:
@@ -22,3 +22,10 @@ def test_gaps_are_shown_as_ratios_of_perplexities() -> None:
 
 def test_sizes_are_shown_in_the_unit_that_fits() -> None:
     assert [memory(size) for size in (300 * 2**20, 2.1 * 2**30)] == ["300 MiB", "2.10 GiB"]
+
+
+def test_a_sentence_keeps_what_it_was_made_of() -> None:
+    said = Said("not tuned for: {arms}, {steps:,} steps", arms=["a", "b"], steps=1000)
+    assert said == "not tuned for: a, b, 1,000 steps"
+    assert (said.template, said.values["arms"]) == ("not tuned for: {arms}, {steps:,} steps", ["a", "b"])
+    assert Said("{all}", all=[Said("one"), Said("two")]) == "one; two"

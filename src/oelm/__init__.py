@@ -13,10 +13,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["RunConfig", "compare", "prepare", "sample", "train"]
+__all__ = ["RunConfig", "compare", "prepare", "report", "sample", "train"]
 
 if TYPE_CHECKING:
-    from oelm.api import compare, prepare, sample, train
+    from oelm.api import compare, prepare, report, sample, train
     from oelm.config import RunConfig
 
 

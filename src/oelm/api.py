@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from oelm.analysis.stats import CRITERION
 from oelm.config import RunConfig
 from oelm.data import prepare as preparation
 from oelm.errors import known
+from oelm.reporting import report as reporting
+from oelm.reporting.report import Written
 from oelm.runfolder import RunFolder, find_runs
 from oelm.sampling import Sampling
 from oelm.training.loop import fit
@@ -37,6 +40,14 @@ def train(config: RunConfig | str | Path | None = None, **fields: Any) -> RunFol
 def compare(runs: Runs, criterion: float = CRITERION) -> Comparison:
     """Compares finished runs with the baseline among them; print() shows the table."""
     return comparison.compare(_folders(runs), criterion)
+
+
+def report(runs: Runs, out: str | Path | None = None, criterion: float = CRITERION, lang: str = "en") -> Written:
+    """Writes a report on runs, like `oelm report`, and returns which files it is."""
+    written = reporting.report(_folders(runs), out, criterion, lang)
+    for note in written.notes:
+        print(f"oelm: {note}", file=sys.stderr)
+    return written
 
 
 def sample(runs: Runs, prompt: str = "", **options: Any) -> str:

@@ -227,6 +227,32 @@ def compare(runs: Runs, criterion: float = CRITERION, all: bool = False) -> None
         terminal.show(run(find_runs(runs), criterion))
 
 
+def report(
+    runs: Annotated[tuple[str, ...], Positional, tyro.conf.arg(metavar="[RUN [RUN ...]]")] = (OUTPUTS,),
+    out: str | None = None,
+    criterion: float = CRITERION,
+    lang: str = "en",
+) -> None:
+    """Write down what runs say, for people: one HTML page, a PDF, and Markdown with its figures.
+
+    Finished runs are judged, each task by itself; the others are listed with the reason.
+
+    Args:
+        runs: Run folders, or folders with run folders below them.
+        out: Folder for report.html, report.pdf and report.md; or one file ending in .html, .pdf or .md.
+            None: report, in the runs' common folder.
+        criterion: Largest perplexity that counts as a success, as a multiple of the baseline's.
+        lang: en (English) or zh (Chinese).
+    """
+    from oelm.reporting.report import report as run
+    from oelm.runfolder import find_runs
+
+    written = run(find_runs(runs), out, criterion, lang)
+    print(written)
+    for note in written.notes:
+        print(f"oelm: {note}", file=sys.stderr)
+
+
 def audit(runs: Runs) -> None:
     """Prove that frozen matrices stayed frozen: compare their bytes when frozen, in every checkpoint and at the end.
 
@@ -264,7 +290,7 @@ def demo(data_dir: str = "data", out_dir: str = "outputs/demo") -> None:
 
     Args:
         data_dir: Where prepared corpora are kept.
-        out_dir: Where the three run folders and the plot go.
+        out_dir: Where the three run folders, the plot and the report go.
     """
     from oelm.demo import demo as run
 
@@ -325,6 +351,7 @@ VERBS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "run": (run, "run experiments unattended: the study's, or a matrix of your own"),
     "stop": (_by_signature(stop), "stop what runs and what waits"),
     "compare": (_by_signature(compare), "set finished runs beside their baseline"),
+    "report": (_by_signature(report), "write it all down: an HTML page, a PDF, and Markdown"),
     "sample": (_by_signature(sample), "generate text from runs, side by side"),
     "audit": (_by_signature(audit), "prove that frozen matrices stayed frozen"),
     "bench": (_by_signature(bench), "measure training steps beside nanoGPT's and Hugging Face's"),

@@ -9,6 +9,7 @@ from oelm.analysis.compare import compare
 from oelm.analysis.plots import validation_curves
 from oelm.config import RunConfig
 from oelm.data import prepare as preparation
+from oelm.reporting.report import report, up_to_date
 from oelm.runfolder import RunFolder, write_whole
 from oelm.sampling import Sampling, sample
 from oelm.training.loop import fit
@@ -40,6 +41,17 @@ def demo(data_dir: str = "data", out_dir: str = "outputs/demo", steps: int = STE
         write_whole(path, text)
         print(f'A sample from {title(folder.config().model_type)}, prompted with "{PROMPT}" ({path}):')
         print(f"   {text}")
+    page = _report(folders, Path(out_dir))
+    print(f"A report on all of it, to open in a browser; beside it as a PDF and as Markdown:\n   {page}")
+
+
+def _report(folders: list[RunFolder], out_dir: Path) -> Path:
+    """The report on the runs, written again only where one of them is newer."""
+    page = out_dir / "report.html"
+    if not up_to_date([page, out_dir / "report.md"], folders):
+        for note in report(folders, out_dir).notes:
+            print(f"oelm: {note}")
+    return page
 
 
 def _train(number: int, name: str, data: Path, out_dir: Path, steps: int) -> RunFolder:

@@ -60,7 +60,7 @@ MANIFEST = {
 STATUS = {"state": str, "heartbeat": float, "host": str, "pid": int}
 TIMING = {"median_step_time": float}
 LINE = {"step": int}
-SCORE = {**LINE, "final": bool, "loss": float, "ppl": float, "tokens_scored": int, "tokens_seen": int}
+SCORE = {**LINE, "final": bool, "loss": float, "ppl": float, "tokens_scored": int, "tokens_seen": int, "elapsed": float}
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

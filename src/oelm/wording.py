@@ -1,8 +1,31 @@
-"""Numbers as people read them."""
+"""Numbers as people read them, and sentences that can be said again in another language."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
+
+
+class Said(str):
+    """A sentence that keeps its template and what fills it: it can be said again in another language.
+
+    A list among the values is said as an enumeration, with semicolons between sentences.
+    """
+
+    template: str
+    values: Mapping[str, Any]
+
+    def __new__(cls, template: str, **values: Any) -> Said:
+        plain = {name: cls._enumerated(value) if isinstance(value, list) else value for name, value in values.items()}
+        said = super().__new__(cls, template.format(**plain))
+        said.template, said.values = template, values
+        return said
+
+    @staticmethod
+    def _enumerated(values: list[Any]) -> str:
+        sentences = any(isinstance(value, Said) for value in values)
+        return ("; " if sentences else ", ").join(map(str, values))
 
 
 def formatted(seconds: float) -> str:

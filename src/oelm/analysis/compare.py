@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from oelm import variants
@@ -13,9 +13,11 @@ from oelm.analysis.results import LeftOut, Result, by_task, read_result, read_re
 from oelm.analysis.stats import CRITERION, Estimate, estimate, verdict
 from oelm.errors import UserError, is_number
 from oelm.runfolder import RunFolder
-from oelm.wording import formatted, memory, percent, perplexity, shown
+from oelm.wording import Said, formatted, memory, percent, perplexity, shown
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
+AS_GOOD_AFTER = '"as good after": the time until a variant was as good as the baseline was in the end'
+WITH_CHANCE = AS_GOOD_AFTER + "; p: how often chance alone would make a gap at least this far from 0"
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,15 @@ class Comparison:
     @property
     def quality(self) -> Table:
         """How good the variants are, as text: headings, and a row of cells each."""
-        headings = ("variant", "seeds", "val loss", "PPL", "gap", f"PPL ≤ {self.criterion:g} ×", "as good after")
+        headings = (
+            "variant",
+            "seeds",
+            "val loss",
+            "PPL",
+            "gap",
+            Said("PPL ≤ {criterion:g} ×", criterion=self.criterion),
+            "as good after",
+        )
         return headings, [
             (
                 row.title,
@@ -100,13 +110,15 @@ class Comparison:
         return headings[:columns], [row[:columns] for row in cells]
 
     @property
+    def legend(self) -> str:
+        """What the words in the tables mean."""
+        return WITH_CHANCE if any(row.gap and row.gap.chance is not None for row in self.rows) else AS_GOOD_AFTER
+
+    @property
     def notes(self) -> list[str]:
         """What is to be said below the tables."""
-        meaning = '"as good after": the time until a variant was as good as the baseline was in the end'
-        if any(row.gap and row.gap.chance is not None for row in self.rows):
-            meaning += "; p: how often chance alone would make a gap at least this far from 0"
         left_out = [f"left out: {each.reason}" for each in self.left_out]
-        return [meaning, *(f"note: {text}" for text in self.warnings), *left_out]
+        return [self.legend, *(f"note: {text}" for text in self.warnings), *left_out]
 
     def __str__(self) -> str:
         return "\n".join([self.task, "", aligned(*self.quality), "", aligned(*self.cost), "", *self.notes])
@@ -123,29 +135,31 @@ def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def compare(folders: Sequence[RunFolder], criterion: float = CRITERION) -> Comparison:
     """Compares finished runs with the baseline among them; refuses runs that were not given the same task."""
-    criterion = _checked(criterion)
+    criterion = checked(criterion)
     results = [read_result(folder) for folder in folders]
     refuse_other_tasks(results)
-    return _compared(results, criterion)
+    return compared(results, criterion)
 
 
 def compare_all(folders: Sequence[RunFolder], criterion: float = CRITERION) -> list[Comparison]:
     """A comparison for every task and setting among the runs; those that are not finished are named in the first."""
-    criterion = _checked(criterion)
+    criterion = checked(criterion)
     results, left_out = read_results(folders)
     if not results:
         raise UserError("; ".join(["no run is finished yet", *(each.reason for each in left_out)]))
     groups = sorted(by_task(without_trials(results)), key=len, reverse=True)
-    return [_compared(group, criterion, () if i else tuple(left_out)) for i, group in enumerate(groups)]
+    return [compared(group, criterion, () if i else tuple(left_out)) for i, group in enumerate(groups)]
 
 
-def _checked(criterion: float) -> float:
+def checked(criterion: float) -> float:
+    """The criterion as a number, or an error."""
     if not is_number(criterion) or not 0 < criterion < math.inf:
         raise UserError(f"--criterion {criterion!r} must be a number above 0, such as {CRITERION}")
     return float(criterion)
 
 
-def _compared(results: Sequence[Result], criterion: float, left_out: tuple[LeftOut, ...] = ()) -> Comparison:
+def compared(results: Sequence[Result], criterion: float, left_out: tuple[LeftOut, ...] = ()) -> Comparison:
+    """The comparison of results of one task."""
     judged = without_trials(results)
     arms = _arms(judged)
     baseline = _baseline(arms)
@@ -153,16 +167,20 @@ def _compared(results: Sequence[Result], criterion: float, left_out: tuple[LeftO
     rows = [_row(title, arm, reference, criterion) for title, arm in arms.items()]
     said = warnings(judged, arms, baseline)
     if trials := len(results) - len(judged):
-        said.append(f"{trials} runs that served to find a learning rate are not counted")
+        said.append(Said("{trials} runs that served to find a learning rate are not counted", trials=trials))
     return Comparison(tuple(rows), tuple(said), criterion, _task(judged[0]), left_out)
+
+
+def alike(result: Result) -> str:
+    """What the runs of one row have in common."""
+    return repr([result.variant, result.settings(), result.config.max_lr, result.config.min_lr])
 
 
 def _arms(results: Sequence[Result]) -> dict[str, Arm]:
     """Results by what was trained, and by seed; what sets two arms of one variant apart stands in their titles."""
     arms: dict[str, dict[int, Result]] = {}
     for result in results:
-        alike = repr([result.variant, result.settings(), result.config.max_lr, result.config.min_lr])
-        arm, seed = arms.setdefault(alike, {}), result.config.seed
+        arm, seed = arms.setdefault(alike(result), {}), result.config.seed
         if seed in arm:
             twins = f"{arm[seed].folder.path} and {result.folder.path}"
             raise UserError(f"{twins} are both {result.variant} with seed {seed}; leave one out")
@@ -184,11 +202,16 @@ def _title(result: Result, siblings: Sequence[Result]) -> str:
 
 
 def _baseline(arms: dict[str, Arm]) -> str | None:
-    """The arm that the others are held against: of several baselines the one that was seen most often, and the best."""
-    candidates = {title: arm for title, arm in arms.items() if next(iter(arm.values())).variant == "baseline"}
+    """The arm that the others are held against."""
+    return strongest({title: list(arm.values()) for title, arm in arms.items()}, "baseline")
+
+
+def strongest(arms: Mapping[str, Sequence[Result]], variant: str) -> str | None:
+    """Of several arms of one variant the one that was seen most often, and the best of those."""
+    candidates = {title: arm for title, arm in arms.items() if arm[0].variant == variant}
 
     def strength(title: str) -> tuple[int, float]:
-        return len(candidates[title]), -statistics.fmean(result.loss for result in candidates[title].values())
+        return len(candidates[title]), -statistics.fmean(result.loss for result in candidates[title])
 
     return max(candidates, key=strength, default=None)
 
@@ -228,9 +251,12 @@ def _seconds_to(arm: Arm, reference: Arm) -> float | None:
 
 def _task(result: Result) -> str:
     config, final = result.config, result.final
-    return (
-        f"{result.corpus}, {config.preset}: {final['tokens_seen']:,} tokens seen ({config.max_steps:,} steps of "
-        f"{config.batch_size} × {config.seq_len}), recipe {config.recipe}, scored on {final['tokens_scored']:,} tokens"
+    return Said(
+        "{corpus}, {preset}: {tokens_seen:,} tokens seen ({max_steps:,} steps of {batch_size} × {seq_len}), "
+        "recipe {recipe}, scored on {tokens_scored:,} tokens",
+        corpus=result.corpus,
+        **{name: getattr(config, name) for name in ("preset", "max_steps", "batch_size", "seq_len", "recipe")},
+        **{name: final[name] for name in ("tokens_seen", "tokens_scored")},
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from oelm.analysis.results import Result
 from oelm.errors import UserError
+from oelm.wording import Said
 
 Arm = Mapping[int, Result]  # the runs of one row, by seed
 
@@ -31,10 +32,10 @@ def warnings(results: Sequence[Result], arms: Mapping[str, Arm], baseline: str |
     reference = arms[baseline] if baseline else {}
     others = {title: arm for title, arm in arms.items() if title != baseline}
     said = [
-        "" if baseline else "no baseline among the runs: no gap can be given",
+        "" if baseline else Said("no baseline among the runs: no gap can be given"),
         *_learning_rates(arms),
         _other_settings(results),
-        "one seed per variant: no interval can be given, and small gaps mean nothing"
+        Said("one seed per variant: no interval can be given, and small gaps mean nothing")
         if all(len(arm) == 1 for arm in arms.values())
         else "",
         *(_unpaired(title, arm, reference) for title, arm in others.items() if reference),
@@ -51,23 +52,24 @@ def paired_gaps(arm: Arm, reference: Arm) -> list[float]:
 def _learning_rates(arms: Mapping[str, Arm]) -> list[str]:
     rates = {title: sorted({result.config.max_lr for result in arm.values()}) for title, arm in arms.items()}
     untuned = [title for title, arm in arms.items() if any(not r.tuning["grid"] for r in arm.values())]
-    said = []
+    said: list[str] = []
     if len(set(map(tuple, rates.values()))) > 1:
-        listed = ", ".join(
+        each = [
             title if "max_lr" in title else f"{title} {'/'.join(f'{r:g}' for r in rate)}"
             for title, rate in rates.items()
-        )
+        ]
         how = "the variants ran at different learning rates" if untuned else "learning rates, each the best of its grid"
-        said.append(f"{how}: {listed}")
+        said.append(Said(f"{how}: {{rates}}", rates=each))
     if untuned:
-        said.append(f"learning rate not tuned for: {', '.join(untuned)}")
+        said.append(Said("learning rate not tuned for: {arms}", arms=untuned))
         said += [line for title in untuned if (line := _better_elsewhere(title, arms))]
     at_edge = [title for title, arm in arms.items() if any(r.tuning.get("at_edge") for r in arm.values())]
     if at_edge:
-        said.append(f"best learning rate at the edge of its grid, so a better one may lie beyond: {', '.join(at_edge)}")
+        edge = "best learning rate at the edge of its grid, so a better one may lie beyond: {arms}"
+        said.append(Said(edge, arms=at_edge))
     budgets = {r.tuning["budget_steps"] for arm in arms.values() for r in arm.values()}
     if len(budgets) > 1:
-        said.append(f"the variants had unequal tuning budgets: {', '.join(map(str, sorted(budgets)))} steps")
+        said.append(Said("the variants had unequal tuning budgets: {budgets} steps", budgets=sorted(budgets)))
     return said
 
 
@@ -84,23 +86,27 @@ def _better_elsewhere(title: str, arms: Mapping[str, Arm]) -> str:
     if gaps[rate] >= 0:
         return ""
     better = -100 * math.expm1(gaps[rate])
-    return f"{one.variant} at {one.config.max_lr:g} is not tuned: a run at {rate:g} is {better:.1f} % better"
+    return Said(
+        "{variant} at {rate:g} is not tuned: a run at {other:g} is {better:.1f} % better",
+        **{"variant": one.variant, "rate": one.config.max_lr, "other": rate, "better": better},
+    )
 
 
 def _other_settings(results: Sequence[Result]) -> str:
     settings = [result.settings() for result in results]
     differing = [name for name in settings[0] if len({repr(each[name]) for each in settings}) > 1]
-    return f"the runs differ in more than the variant: {', '.join(differing)}" if differing else ""
+    return Said("the runs differ in more than the variant: {fields}", fields=differing) if differing else ""
 
 
 def _unpaired(title: str, arm: Arm, reference: Arm) -> str:
     """The seeds that a variant and the baseline do not share: their losses are means over other runs than the gap."""
     paired = arm.keys() & reference.keys()
     if not paired:
-        return f"{title} shares no seed with the baseline: no gap can be given"
+        return Said("{title} shares no seed with the baseline: no gap can be given", title=title)
     without = {title: arm.keys() - paired, "baseline": reference.keys() - paired}
     named = "; ".join(f"{listed(seeds)} ({who})" for who, seeds in without.items() if seeds)
-    return f"the gap of {title} is over seeds {listed(paired)}; seeds without a partner: {named}" if named else ""
+    over = "the gap of {title} is over seeds {paired}; seeds without a partner: {alone}"
+    return Said(over, title=title, paired=sorted(paired), alone=named) if named else ""
 
 
 def _unequal_cost(arms: Mapping[str, Arm]) -> str:
@@ -113,7 +119,8 @@ def _unequal_cost(arms: Mapping[str, Arm]) -> str:
     def described(title: str) -> str:
         return ", ".join(f"{what} {'/'.join(sorted(values[title][what]))}" for what in differing)
 
-    return "step times are not comparable: " + "; ".join(f"{title} ran with {described(title)}" for title in arms)
+    ran = [Said("{title} ran with {what}", title=title, what=described(title)) for title in arms]
+    return Said("step times are not comparable: {ran}", ran=ran)
 
 
 def _values(what: str, arm: Arm) -> set[str]:

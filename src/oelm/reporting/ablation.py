@@ -1,0 +1,58 @@
+"""The ablation taken apart: what freezing costs, what orthogonality brings, what scale brings."""
+
+from __future__ import annotations
+
+from oelm import variants
+from oelm.analysis.compare import Comparison, gap_with_interval, strongest
+from oelm.analysis.fairness import paired_gaps
+from oelm.analysis.stats import Estimate, estimate
+from oelm.reporting.blocks import Block, Table
+from oelm.wording import Said
+
+# A question, and the two variants that differ in nothing else.
+QUESTIONS = (
+    ("what freezing costs", "orthogonal_trainable", "oelm_v2"),
+    ("what start and freezing cost together", "baseline", "oelm_v2"),
+    ("what orthogonality brings", "oelm_matched", "oelm_v2"),
+    ("what scale brings", "oelm_random", "oelm_matched"),
+)
+NOTE = (
+    "The change of perplexity from the first variant to the second, paired by seed, with its 95 % interval and the "
+    "chance of a difference this large if there were none. Intervals and chances are not corrected for being several."
+)
+
+
+def ablation(comparison: Comparison) -> tuple[Block, ...]:
+    """A row per question; where a run is missing, it says which."""
+    rows = [_answer(comparison, *question) for question in QUESTIONS]
+    return (Table(("question", "from → to", "change of PPL", "chance", "answer"), rows, NOTE),)
+
+
+def _answer(comparison: Comparison, question: str, before: str, after: str) -> tuple[str, ...]:
+    arms = {row.title: row.results for row in comparison.rows}
+    titles = {variant: strongest(arms, variant) for variant in (before, after)}
+    missing = [variants.title(variant) for variant, title in titles.items() if title is None]
+    first_title, second_title = (title or variants.title(variant) for variant, title in titles.items())
+    pair = Said("{before} → {after}", before=first_title, after=second_title)
+    if missing:
+        return question, pair, "–", "–", Said("open: no finished run of {arms}", arms=missing)
+    first, second = ({r.config.seed: r for r in arms[title]} for title in titles.values() if title is not None)
+    gaps = paired_gaps(second, first)
+    if not gaps:
+        return question, pair, "–", "–", Said("open: they share no seed")
+    gap = estimate(gaps)
+    return question, pair, gap_with_interval(gap), _chance(gap), _reading(gap, second_title)
+
+
+def _chance(gap: Estimate) -> str:
+    if gap.chance is None:
+        return "–"
+    return "< 0.001" if gap.chance < 0.001 else f"{gap.chance:.3f}"
+
+
+def _reading(gap: Estimate, arm: str) -> str:
+    if gap.low is None or gap.high is None:
+        return Said("one seed only: the noise between seeds is unknown")
+    if gap.low > 0:
+        return Said("{arm} is worse", arm=arm)
+    return Said("{arm} is better", arm=arm) if gap.high < 0 else Said("no difference can be told from the noise")

@@ -1,0 +1,203 @@
+"""What a report says: of each comparison everything that a reader may doubt, then the runs that could not be judged."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from oelm import variants
+from oelm.analysis.compare import (
+    Comparison,
+    Row,
+    alike,
+    checked,
+    compared,
+    gap_with_interval,
+)
+from oelm.analysis.results import LeftOut, Result, by_task, read_results, without_trials
+from oelm.analysis.stats import CRITERION
+from oelm.errors import UserError
+from oelm.reporting.ablation import ablation
+from oelm.reporting.blocks import (
+    Block,
+    Figures,
+    Finding,
+    Notes,
+    Paragraph,
+    Part,
+    Record,
+    Records,
+    Report,
+    Section,
+    Table,
+)
+from oelm.reporting.curves import early, layer_figures, validation_figures
+from oelm.reporting.money import pareto_figures, time_figures, time_table
+from oelm.reporting.provenance import provenance
+from oelm.reporting.samples import samples
+from oelm.reporting.styles import styled
+from oelm.runfolder import RunFolder
+from oelm.wording import Said, percent
+
+TWIN = "the same variant and seed as {path}, which is counted"
+
+
+def content(folders: Sequence[RunFolder], criterion: float = CRITERION) -> Report:
+    """The report on some runs; those that are not finished, or cannot be read, stop nothing."""
+    criterion = checked(criterion)
+    results, left_out = read_results(folders)
+    groups = sorted(by_task(results), key=len, reverse=True)
+    comparisons = []
+    for group in groups:
+        single, twins = _without_twins(group)
+        left_out += twins
+        comparisons.append(compared(sorted(single, key=_place), criterion))
+    sections = [_section(number, each) for number, each in enumerate(comparisons, start=1)]
+    if left_out:
+        sections.append(_unjudged(left_out))
+    return Report(Said("OELM report"), _opening(comparisons, left_out, criterion), tuple(sections))
+
+
+def _without_twins(results: Sequence[Result]) -> tuple[list[Result], list[LeftOut]]:
+    """Results of which no two are the same variant, settings and seed; a second one cannot be paired."""
+    judged = {result.manifest["run_id"] for result in without_trials(results)}
+    kept: dict[tuple[str, int], Result] = {}
+    trials, twins = [], []
+    for result in results:
+        if result.manifest["run_id"] not in judged:
+            trials.append(result)
+        elif (first := kept.setdefault((alike(result), result.config.seed), result)) is not result:
+            reason = Said(TWIN, path=first.folder.path)
+            twins.append(LeftOut(result.folder, reason))
+    return [*kept.values(), *trials], twins
+
+
+def _place(result: Result) -> tuple[int, str, float, int]:
+    """Where a run stands: the named variants in their order, the baseline first; then the others."""
+    order = list(variants.NAMED)
+    place = order.index(result.variant) if result.variant in order else len(order)
+    return place, result.variant, result.config.max_lr, result.config.seed
+
+
+def _opening(comparisons: Sequence[Comparison], left_out: Sequence[LeftOut], criterion: float) -> tuple[Block, ...]:
+    rows = [row for comparison in comparisons for row in comparison.rows]
+    if not rows:
+        return (Paragraph((Said("No run is finished yet: there is nothing to judge."),)),)
+    runs = [result for row in rows for result in row.results]
+    lede = [
+        Said("Finished runs: {runs}, the newest of {date}.", runs=len(runs), date=_newest(runs)),
+        Said("The criterion: a perplexity of at most {criterion:g} × the baseline's.", criterion=criterion),
+    ]
+    if left_out:
+        lede.append(Said("Runs that could not be judged: {runs}, listed below.", runs=len(left_out)))
+    if len(comparisons) == 1:
+        return (Paragraph(tuple(lede)),)
+    verdicts = [
+        (_short(comparison), row.title, "–" if row.gap is None else gap_with_interval(row.gap), row.verdict)
+        for comparison in comparisons
+        for row in comparison.rows
+        if not _is_reference(row)
+    ]
+    return Paragraph(tuple(lede)), Table(("task", "variant", "gap", "verdict"), verdicts)
+
+
+def _newest(results: Sequence[Result]) -> str:
+    """The day on which the last of the runs ended."""
+    last = max(float(result.folder.status()["heartbeat"]) for result in results)
+    return time.strftime("%Y-%m-%d", time.gmtime(min(max(last, 0.0), 2.0**36)))
+
+
+def _short(comparison: Comparison) -> str:
+    first = comparison.rows[0].results[0]
+    named = {"corpus": first.corpus, "preset": first.config.preset, "max_steps": first.config.max_steps}
+    return Said("{corpus}, {preset}, {max_steps:,} steps", **named)
+
+
+def _section(number: int, comparison: Comparison) -> Section:
+    arms, name = styled(comparison.rows), f"task-{number}"
+    legend = tuple((row.title, style) for row, style in arms)
+    parts = [
+        Part("", (Paragraph((comparison.task,)),)),
+        Part("Verdict", tuple(_findings(comparison))),
+        Part("Before you believe it", (Notes(comparison.warnings),)) if comparison.warnings else None,
+        Part("Quality and cost", (Table(*comparison.quality, note=comparison.legend), Table(*comparison.cost))),
+        Part("The ablation, taken apart", ablation(comparison)),
+        Part("Validation perplexity on the way", (early(comparison),)),
+        Part("Validation curves", (Figures(validation_figures(arms, name), legend, BAND),)),
+        Part("Quality against cost", (Figures(pareto_figures(arms, name), legend, FRONT),)),
+        Part("Where the time went", (*_figures(time_figures(arms, name)), time_table(comparison))),
+        Part("Attention and drift, layer by layer", _figures(layer_figures(arms, name), legend, LAYERS)),
+        Part("Samples, side by side", samples(comparison)),
+        Part("Provenance", provenance(comparison)),
+    ]
+    title = Said("{number}. {task}", number=number, task=_short(comparison))
+    return Section(title, name, tuple(part for part in parts if part is not None and part.blocks))
+
+
+BAND = (
+    "Lines are means over the seeds, bands go from the lowest to the highest seed. Scored on the way, on the same "
+    "tokens. The steep beginning may lie above the frame."
+)
+FRONT = (
+    "Down and to the left is better. The dotted line joins those that no other variant beats in both; "
+    "whiskers are 95 % intervals over the seeds."
+)
+LAYERS = (
+    "At the end of training, means over the seeds. Entropy in nats, on fixed validation sequences; drift is the "
+    "distance from the matrix at birth, relative to its norm: 0 for one that stayed frozen."
+)
+
+
+def _figures(figures: tuple[Any, ...], legend: tuple[Any, ...] = (), note: str = "") -> tuple[Block, ...]:
+    return (Figures(figures, legend, note),) if figures else ()
+
+
+def _is_reference(row: Row) -> bool:
+    return row.gap is None and row.verdict == "–" and row.model_type == "baseline"
+
+
+def _findings(comparison: Comparison) -> list[Block]:
+    said: list[Block] = [_finding(row, comparison.criterion) for row in comparison.rows if not _is_reference(row)]
+    return said or [Paragraph((Said("There is nothing here to hold against the baseline."),))]
+
+
+SENTENCES = {
+    "met": "Its perplexity is {gap} against the baseline's; the whole interval lies within the {limit} allowed.",
+    "not met": "Its perplexity is {gap} against the baseline's; the whole interval lies beyond the {limit} allowed.",
+    "undecided": "Its perplexity is {gap} against the baseline's. The interval covers the limit of {limit}: "
+    "more seeds would tell.",
+    "one seed only": "In the one pair of runs its perplexity is {gap} against the baseline's, where {limit} is "
+    "allowed. One pair says nothing about the spread between seeds: no verdict.",
+    "–": "There is no run of the baseline to hold it against: no verdict.",
+}
+
+
+def _finding(row: Row, criterion: float) -> Finding:
+    gap = "–" if row.gap is None else gap_with_interval(row.gap)
+    sentences = [
+        Said(SENTENCES[row.verdict], gap=gap, limit=percent(math.log(criterion))),
+        Said("It trains {share:.1f} % of its parameters.", share=100 * row.trainable_share),
+    ]
+    if row.step_ratio is not None:
+        sentences.append(Said("A step takes {ratio:.3f} × the baseline's time.", ratio=row.step_ratio))
+    return Finding(row.title, row.verdict, tuple(sentences))
+
+
+def _unjudged(left_out: Sequence[LeftOut]) -> Section:
+    records = tuple(Record(str(each.folder.path), _cause(each)) for each in left_out)
+    return Section(Said("Runs that could not be judged"), "unjudged", (Part("", (Records(records),)),))
+
+
+def _cause(left_out: LeftOut) -> tuple[tuple[str, str], ...]:
+    """What became of a run: its state, how far it got and what it said last; or why it cannot be judged."""
+    try:
+        status = left_out.folder.status()
+    except (UserError, OSError):
+        status = {"state": "unreadable"}
+    if status["state"] in ("finished", "unreadable"):
+        state = "finished" if left_out.reason.startswith(TWIN.partition("{")[0]) else "unreadable"
+        return (("state", state), ("cause", left_out.reason))
+    progress = f"{status.get('step', '?')} / {status.get('max_steps', '?')}"
+    return (("state", status["state"]), ("step", progress), ("cause", str(status.get("message") or left_out.reason)))

@@ -1,0 +1,215 @@
+"""What a report says is what the comparison says; what cannot be judged stops nothing and is named."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from oelm.analysis.compare import compare, gap_with_interval
+from oelm.errors import UserError
+from oelm.reporting.ablation import ablation
+from oelm.reporting.blocks import Curves, Figures, Finding, Notes, Points, Records, Report, Table, Texts
+from oelm.reporting.content import content
+from oelm.reporting.curves import thinned, time_unit
+from oelm.runfolder import RunFolder, find_runs
+from tests.reporting.conftest import part
+
+
+def test_the_tables_are_those_of_the_comparison(said: Report, runs: list[RunFolder]) -> None:
+    comparison = compare(runs)
+    quality, cost = part(said, "Quality and cost")
+    assert isinstance(quality, Table)
+    assert isinstance(cost, Table)
+    assert (quality.headings, quality.rows) == comparison.quality
+    assert (cost.headings, cost.rows) == comparison.cost
+    (notes,) = part(said, "Before you believe it")
+    assert notes == Notes(comparison.warnings)
+
+
+def test_the_verdict_is_that_of_the_comparison_with_its_interval(said: Report, runs: list[RunFolder]) -> None:
+    row = compare(runs).rows[1]
+    (finding,) = part(said, "Verdict")
+    assert isinstance(finding, Finding)
+    assert row.gap is not None
+    assert (finding.title, finding.verdict) == ("OELM-Freeze", row.verdict)
+    assert gap_with_interval(row.gap) in finding.sentences[0]
+
+
+@pytest.mark.parametrize(("criterion", "verdict"), [(0.5, "not met"), (2.0, "met")])
+def test_the_criterion_decides(runs: list[RunFolder], criterion: float, verdict: str) -> None:
+    (finding,) = part(content(runs, criterion), "Verdict")
+    assert isinstance(finding, Finding)
+    assert finding.verdict == verdict
+
+
+def test_one_seed_gets_no_verdict(runs: list[RunFolder]) -> None:
+    alone = [run for run in runs if run.config().seed == 0]
+    (finding,) = part(content(alone), "Verdict")
+    assert isinstance(finding, Finding)
+    assert finding.verdict == "one seed only"
+    assert "no verdict" in finding.sentences[0]
+
+
+def test_the_ablation_pairs_by_seed_and_names_what_is_missing(runs: list[RunFolder]) -> None:
+    comparison = compare(runs)
+    (table,) = ablation(comparison)
+    assert isinstance(table, Table)
+    answers = {row[0]: row for row in table.rows}
+    gap = comparison.rows[1].gap
+    assert gap is not None
+    assert gap_with_interval(gap) in answers["what start and freezing cost together"]
+    assert answers["what freezing costs"][-1] == "open: no finished run of Orthogonal, trained"
+    assert answers["what orthogonality brings"][-1] == "open: no finished run of OELM-Matched"
+    assert answers["what scale brings"][-1] == "open: no finished run of OELM-Random, OELM-Matched"
+
+
+def test_perplexity_on_the_way_is_the_mean_over_the_seeds(said: Report, runs: list[RunFolder]) -> None:
+    (table,) = part(said, "Validation perplexity on the way")
+    assert isinstance(table, Table)
+    assert table.headings == ("variant", "10 % (step 1)", "30 % (step 3)", "60 % (step 6)", "100 % (step 10)")
+    losses = [run.scores()[2]["loss"] for run in runs if run.config().model_type == "oelm_v2"]
+    assert table.rows[1][2] == f"{math.exp(sum(losses) / 2):.3f}"
+
+
+def test_curves_hold_means_and_bands(said: Report, runs: list[RunFolder]) -> None:
+    (block,) = part(said, "Validation curves")
+    assert isinstance(block, Figures)
+    steps, tokens, seconds = (figure.drawing for figure in block.figures)
+    assert isinstance(steps, Curves)
+    assert isinstance(tokens, Curves)
+    assert isinstance(seconds, Curves)
+    assert list(steps.curves[0].x) == list(range(1, 11))
+    assert list(tokens.curves[0].x) == [128 * step for step in range(1, 11)]
+    last = [run.scores()[9] for run in runs if run.config().model_type == "baseline"]
+    assert seconds.curves[0].x[-1] == pytest.approx(sum(score["elapsed"] for score in last) / 2)
+    band = steps.curves[0].band
+    assert band is not None
+    assert [side[-1] for side in band] == pytest.approx(sorted(score["ppl"] for score in last))
+    assert [title for title, _ in block.legend] == ["Baseline", "OELM-Freeze"]
+
+
+def test_points_layers_times_and_samples_are_there(said: Report, runs: list[RunFolder]) -> None:
+    (cost,) = part(said, "Quality against cost")
+    assert isinstance(cost, Figures)
+    shares = cost.figures[1].drawing
+    assert isinstance(shares, Points)
+    assert [point.x for point in shares.points] == [100 * row.trainable_share for row in compare(runs).rows]
+    (layers,) = part(said, "Attention and drift, layer by layer")
+    assert isinstance(layers, Figures)
+    assert [figure.title for figure in layers.figures] == ["Attention entropy", "Drift of Q", "Drift of K"]
+    drift = layers.figures[1].drawing
+    assert isinstance(drift, Curves)
+    assert min(drift.curves[0].y) > 0
+    assert list(drift.curves[1].y) == [0.0, 0.0]
+    assert len(part(said, "Where the time went")) == 2
+    (texts,) = part(said, "Samples, side by side")
+    assert isinstance(texts, Texts)
+    assert [text.title for text in texts.texts] == ["Baseline, seed 0", "OELM-Freeze, seed 0"]
+
+
+def test_provenance_says_once_what_all_runs_share(said: Report, runs: list[RunFolder]) -> None:
+    (block,) = part(said, "Provenance")
+    assert isinstance(block, Records)
+    shared, *each = block.records
+    assert shared.title == "all 4 runs"
+    names = dict(shared.facts)
+    assert {"learning rate", "versions", "device", "sha256 train", "command"} - set(names) <= {"command"}
+    assert names["learning rate"] == "0.003: taken as given, not searched"
+    assert sorted(dict(record.facts)["run"] for record in each) == sorted(run.manifest()["run_id"] for run in runs)
+
+
+@pytest.mark.parametrize(
+    ("file", "content_of_it", "cause"),
+    [
+        ("manifest.json", '{"format": 99}', "has format 99"),
+        ("evals.jsonl", "{half\n", "evals.jsonl, line 1 is damaged"),
+        ("status.json", "{}", "state is missing"),
+        ("config.yaml", "colour: blue\n", "unknown field 'colour'"),
+        ("timing_stats.json", "[]", "should be of type dict"),
+    ],
+)
+def test_a_run_that_cannot_be_read_is_listed_and_stops_nothing(
+    spoilt: Callable[[str, str], Path], file: str, content_of_it: str, cause: str
+) -> None:
+    report = content(find_runs([spoilt(file, content_of_it)]))
+    (block,) = report.sections[-1].parts[0].blocks
+    assert isinstance(block, Records)
+    (record,) = block.records
+    assert cause in dict(record.facts)["cause"]
+    assert part(report, "Verdict")
+
+
+def test_a_run_that_failed_is_listed_with_its_cause(copied: Path) -> None:
+    path = copied / "oelm_v2" / "seed-1" / "status.json"
+    failed = {"state": "failed", "step": 4, "message": "the loss is nan at step 4"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **failed}))
+    (block,) = content(find_runs([copied])).sections[-1].parts[0].blocks
+    assert isinstance(block, Records)
+    assert block.records[0].facts == (("state", "failed"), ("step", "4 / 10"), ("cause", "the loss is nan at step 4"))
+
+
+def test_a_second_run_of_a_variant_and_seed_is_left_out(copied: Path) -> None:
+    shutil.copytree(copied / "baseline" / "seed-0", copied / "baseline" / "seed-0-again")
+    report = content(find_runs([copied]))
+    (block,) = report.sections[-1].parts[0].blocks
+    assert isinstance(block, Records)
+    facts = dict(block.records[0].facts)
+    assert facts["state"] == "finished"
+    assert "the same variant and seed as" in facts["cause"]
+
+
+def test_runs_of_which_none_is_finished_make_a_report_that_says_so(copied: Path) -> None:
+    for path in copied.rglob("status.json"):
+        path.unlink()
+    report = content(find_runs([copied]))
+    assert "No run is finished yet" in str(report.opening)
+    (block,) = report.sections[0].parts[0].blocks
+    assert isinstance(block, Records)
+    assert len(block.records) == 4
+
+
+def test_what_a_stranger_left_out_of_a_run_is_left_out_of_the_report(copied: Path) -> None:
+    """Attention, drift, times and samples are told where they are there."""
+    for path in copied.rglob("evals.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        kept = [{**line, "attention_entropy": "high", "q_drift": [None], "k_drift": None} for line in lines]
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in kept))
+    for path in copied.rglob("timing_stats.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "seconds_by_part": [1]}))
+    for path in copied.rglob("step-10.txt"):
+        path.unlink()
+        os.mkfifo(path)
+    report = content(find_runs([copied]))
+    titles = [each.title for each in report.sections[0].parts]
+    assert "Attention and drift, layer by layer" not in titles
+    assert "None of the runs has written a sample." in str(part(report, "Samples, side by side"))
+
+
+def test_each_task_has_a_section(copied: Path) -> None:
+    for path in (copied / "oelm_v2").rglob("evals.jsonl"):
+        path.write_text(path.read_text().replace('"tokens_seen": 1280', '"tokens_seen": 9999'))
+    report = content(find_runs([copied]))
+    assert len(report.sections) == 2
+    assert isinstance(report.opening[1], Table)  # the verdicts of all tasks
+
+
+def test_a_criterion_that_is_no_number_is_refused(runs: list[RunFolder]) -> None:
+    with pytest.raises(UserError, match="--criterion"):
+        content(runs, 0)
+
+
+def test_long_curves_are_thinned_evenly_and_keep_their_ends() -> None:
+    assert thinned(range(10), 20) == list(range(10))
+    few = thinned(range(100_000), 250)
+    assert (len(few), few[0], few[-1]) == (250, 0, 99_999)
+    assert {few[i + 1] - few[i] for i in range(249)} <= {401, 402}
+
+
+def test_times_are_told_in_the_unit_that_fits() -> None:
+    assert [time_unit(seconds)[0] for seconds in (42, 1000, 20_000)] == ["s", "min", "h"]
