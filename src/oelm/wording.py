@@ -1,8 +1,9 @@
-"""Numbers as people read them."""
+"""Numbers and tables as people read them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def formatted(seconds: float) -> str:
@@ -33,3 +34,12 @@ def percent(log_ratio: float) -> str:
 def memory(size: float) -> str:
     """Bytes as 812 MiB or 2.10 GiB."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
+def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows under headings as plain text."""
+    lines = [headings, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )

@@ -360,12 +360,14 @@ class Run:
 
     def _record_score(self, loss: float, tokens: int, final: bool) -> None:
         if self.world.leads:
+            on_the_way = [value for value in (self.best, None if final else loss) if value is not None]
             record: dict[str, Any] = {
                 "step": self.step,
                 "split": "val",
                 "final": final,
                 "loss": loss,
                 "ppl": perplexity(loss),
+                "best_loss": min(on_the_way, default=loss),  # of those on the way: the last line tells it
                 "tokens_scored": tokens,
                 "tokens_seen": self.step * self.config.tokens_per_step,
                 "elapsed": self.clock.total,
