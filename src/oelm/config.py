@@ -6,6 +6,7 @@ identity: they change the result and are hashed into its id. Those of `Operation
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -341,10 +342,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def _typed(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """Values by field name, each made its field's type."""
-    hints = typing.get_type_hints(RunConfig)
+    hints = _hints()
     return {
         name: _convert(known("field", name, hints, where), value, hints[name], where) for name, value in values.items()
     }
+
+
+@functools.cache
+def _hints() -> dict[str, Any]:
+    return typing.get_type_hints(RunConfig)
 
 
 def _convert(name: str, value: Any, hint: Any, where: str) -> Any:

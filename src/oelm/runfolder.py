@@ -156,7 +156,7 @@ def last_line(path: Path, shape: Shape = LINE) -> dict[str, Any] | None:
 
 
 def line_at(path: Path, step: int, shape: Shape = LINE) -> dict[str, Any] | None:
-    """The first whole record of a step in an append-only file, whose steps never fall: found by halving, not reading."""
+    """The first whole record of a step in an append-only file, whose steps never fall; found by halving."""
     if not path.exists():
         return None
     with path.open("rb") as file:

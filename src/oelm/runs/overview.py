@@ -112,7 +112,7 @@ class Reader:
             return self._read(folder)
         except Exception as error:  # whatever is wrong with one folder, the others are to be seen
             reason = str(error) or type(error).__name__
-            return Told(Overview(str(folder.path), "unreadable", " ".join(reason.split())), folder)
+            return Told(Overview(str(folder.path), "unreadable", _plain(reason)), folder)
 
     def _read(self, folder: RunFolder) -> Told:
         path = folder.path
@@ -128,7 +128,7 @@ class Reader:
         overview = Overview(
             path=str(path),
             state=state,
-            message=str(status.get("message") or ""),
+            message=_plain(str(status.get("message") or "")),
             model_type=config.model_type,
             seed=config.seed,
             step=step,
@@ -204,6 +204,11 @@ def _just_begun(path: Path) -> bool:
     """Whether a run has laid out its folder and is about to say that it lives."""
     age = time.time() - (path / "manifest.json").stat().st_mtime
     return age < DEAD_AFTER_SECONDS and not (path / "status.json").exists()
+
+
+def _plain(text: str) -> str:
+    """One line, without what would move the cursor of a terminal."""
+    return "".join(char for char in " ".join(text.split()) if char.isprintable())
 
 
 def _whole(value: Any) -> int:

@@ -15,19 +15,23 @@ from oelm.runs import table
 from oelm.runs.overview import STATES, Overview, overviews
 
 
-def existing(places: Sequence[Path], default: Path) -> list[Path]:
+def existing(places: Sequence[str], default: str) -> list[Path]:
     """The folders that were asked for, which must be there; the default one may be yet to come."""
     for place in places:
-        if not place.is_dir():
+        if not Path(place).is_dir():
             raise UserError(f"{place}: no such folder")
-    return list(places) or [default]
+    return list(map(Path, places or (default,)))
 
 
 def show(places: Sequence[Path], as_json: bool = False) -> None:
     runs = overviews(*places)
     if as_json:
         print(json.dumps([run.as_json() for run in runs], indent=2))
-        return
+    else:
+        print_runs(runs, places)
+
+
+def print_runs(runs: Sequence[Overview], places: Sequence[Path]) -> None:
     if not runs:
         print(f"no runs yet in {', '.join(map(str, places))}")
         return
