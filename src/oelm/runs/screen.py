@@ -43,17 +43,20 @@ def draw_runs(
     seen = position.within(len(rows), max(1, height - AROUND))
     headings, cells = table.fitting(rows, width, live=True)
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
-    lines = [_title(title, f"sorted by {sort}", width), Text(_line(headings, headings, widths), style="bold")]
+    lines = [
+        _ends(title, f"sorted by {sort}", width, "bold reverse"),
+        Text(_line(headings, headings, widths), style="bold"),
+    ]
     for i in seen:
         text = _line(headings, cells[i], widths).ljust(width)
         lines.append(Text(text, style="reverse" if i == position.selected else STYLES[rows[i].run.state]))
     lines += [Text()] * (height - AROUND - len(seen))
     runs = [row.run for row in rows]
     lines.append(_about(runs[position.selected], width) if runs else Text("no runs yet", style="dim"))
-    hidden = [f"{seen.start} above" if seen.start else "", f"{len(rows) - seen.stop} below"]
-    where = ", ".join(text for text in hidden if text and not text.startswith("0 "))
-    lines.append(Text(_cut(f"{counts(runs)}{f' ({where})' if where else ''}", width)))
-    return [*lines, Text(_cut(KEYS, width), style="dim")][:height]
+    lines.append(Text(_cut(counts(runs), width)))
+    hidden = {"above": seen.start, "below": len(rows) - seen.stop}
+    where = ", ".join(f"{count} {side}" for side, count in hidden.items() if count)
+    return [*lines, _ends(KEYS, where, width, "dim")][:height]
 
 
 def draw_log(said: Sequence[str], up: int, title: str, width: int, height: int) -> tuple[list[Text], int]:
@@ -65,12 +68,13 @@ def draw_log(said: Sequence[str], up: int, title: str, width: int, height: int) 
     lines = [Text(line) for line in wrapped[max(0, end - room) : end]] or [Text("nothing said yet", style="dim")]
     lines += [Text()] * (room - len(lines))
     where = f"{up} lines below" if up else ""
-    return [_title(title, where, width), *lines, Text(_cut(LOG_KEYS, width), style="dim")][:height], up
+    return [_ends(title, "", width, "bold reverse"), *lines, _ends(LOG_KEYS, where, width, "dim")][:height], up
 
 
-def _title(left: str, right: str, width: int) -> Text:
-    left = table.shortened(left, max(1, width - len(right) - 2))
-    return Text(_cut(f"{left}{right:>{width - len(left)}}", width), style="bold reverse")
+def _ends(left: str, right: str, width: int, style: str) -> Text:
+    """A line with something at either end; where there is no room for both, the right one stays."""
+    left = _cut(left, max(0, width - len(right) - 2)) if right else _cut(left, width)
+    return Text(_cut(f"{left}{right:>{width - len(left)}}", width), style=style)
 
 
 def _line(headings: Sequence[str], cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -81,12 +85,16 @@ def _line(headings: Sequence[str], cells: Sequence[str], widths: Sequence[int]) 
 
 
 def _about(run: Overview, width: int) -> Text:
-    path = table.shortened(run.path, width)
+    path = table.shortened(run.path, width // 2 if run.message else width)
     return Text(_cut(f"{path}: {run.message}" if run.message else path, width), style=STYLES[run.state])
 
 
 def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"
+    """Text that fits, cut between words."""
+    if len(text) <= width:
+        return text
+    room = text[: max(0, width - 1)]
+    return f"{room[: room.rfind(' ')] if ' ' in room and text[len(room)] != ' ' else room} …"[:width]
 
 
 def _plain(line: str) -> str:

@@ -66,7 +66,7 @@ def number(value: float | None, digits: int) -> str:
 
 
 def steps(run: Overview) -> str:
-    return f"{run.step:,}" if run.max_steps is None else f"{run.step:,}/{run.max_steps:,}"
+    return NONE if run.max_steps is None else f"{run.step:,}/{run.max_steps:,}"
 
 
 def bar(share: float | None) -> str:
@@ -92,7 +92,7 @@ def shortened(name: str, width: int) -> str:
         return name
     parts = Path(name).parts
     for i in range(1, len(parts)):
-        if len(short := f"…/{'/'.join(parts[i:])}") <= width:
+        if 0.7 * width <= len(short := f"…/{'/'.join(parts[i:])}") <= width:
             return short
     return f"…{name[len(name) - width + 1 :]}"
 

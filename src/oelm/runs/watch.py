@@ -51,6 +51,7 @@ def _watch_live(places: Sequence[Path], console: Console) -> None:
                 if keys or console.size != size:
                     size = console.size
                     live.update(watcher.draw(*size), refresh=True)
+        live.update(Text(), refresh=True)  # tmux leaves parts of a screen that was resized behind
 
 
 class Watcher:
