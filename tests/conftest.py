@@ -20,6 +20,7 @@ from oelm.data.prepare import prepare
 PRESENT: dict[str, Callable[[], bool]] = {
     "cuda": torch.cuda.is_available,
     "compiler": lambda: shutil.which("g++") is not None,
+    "tmux": lambda: shutil.which("tmux") is not None,
     "tmpfs": lambda: _tmpfs_can_be_mounted(),
 }
 

@@ -28,10 +28,10 @@ def check_tracker(config: RunConfig) -> None:
     if config.track is None:
         return
     try:
-        found = importlib.util.find_spec(config.track) is not None
+        spec = importlib.util.find_spec(config.track)
     except ValueError:
-        found = False
-    if not found:
+        spec = None
+    if spec is None or spec.origin is None:  # a mere folder of that name, such as they leave behind, has no origin
         raise UserError(f"--track {config.track}: it is not installed; pip install {config.track}")
 
 
