@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ from benchmarks.results import write_result
 from oelm.runfolder import RunFolder, read_lines
 
 SETTLING = 2.0  # seconds in which a watcher starts
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color", "COLUMNS": "160", "LINES": "50"}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color"}
 
 
 @contextmanager
@@ -54,6 +55,7 @@ def training(out_dir: Path) -> Iterator[RunFolder]:
 def watching(place: Path) -> Iterator[psutil.Process]:
     """`oelm watch` on a terminal whose other end is read, as a real one's is."""
     master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (50, 160))
     command = [sys.executable, "-m", "oelm", "watch", str(place)]
     watcher = subprocess.Popen(command, env=ENVIRONMENT, stdin=slave, stdout=slave, stderr=subprocess.DEVNULL)
     os.close(slave)

@@ -27,6 +27,8 @@ LOG_LINES = 500
 
 def watch(places: Sequence[Path]) -> None:
     """Shows runs until somebody leaves; without a terminal, until there is nothing left to watch."""
+    for name in ("COLUMNS", "LINES"):  # what was exported once; a terminal's size may change, and rich would not see it
+        os.environ.pop(name, None)
     console = Console()
     live = console.is_terminal and not console.is_dumb_terminal and sys.stdin.isatty()
     with until_ctrl_c():
