@@ -85,7 +85,7 @@ def _evals(config: RunConfig, noise: random.Random) -> Lines:
 def _score(config: RunConfig, step: int, noise: random.Random, final: bool) -> dict[str, Any]:
     loss = _loss(config, step, noise)
     return {
-        **{"step": step, "split": "val", "final": final, "loss": loss, "ppl": math.exp(loss)},
+        **{"step": step, "split": "val", "final": final, "loss": loss, "ppl": math.exp(loss), "best_loss": loss},
         **{"tokens_scored": 5 * SCORED if final else SCORED, "tokens_seen": step * config.tokens_per_step},
         "elapsed": step * STEP_TIME * noise.uniform(1.04, 1.06),
         **{name: [noise.random() for _ in range(LAYERS)] for name in ("attention_entropy", "q_drift", "k_drift")},

@@ -23,6 +23,7 @@ PRESENT: dict[str, Callable[[], bool]] = {
     "compiler": lambda: shutil.which("g++") is not None,
     "chromium": lambda: all(map(shutil.which, ("chromium", "chromedriver"))),
     "pango": lambda: all(map(ctypes.util.find_library, ("pango-1.0", "pangoft2-1.0"))),
+    "tmux": lambda: shutil.which("tmux") is not None,
     "tmpfs": lambda: _tmpfs_can_be_mounted(),
 }
 

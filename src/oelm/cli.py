@@ -24,7 +24,15 @@ from oelm import __version__
 from oelm.analysis.stats import CRITERION
 from oelm.bench.options import Bench
 from oelm.config import Model, Operation, RunConfig, Training, layered
-from oelm.errors import InterruptedRunError, RunFailedError, UserError, is_disk_full, is_out_of_memory, known
+from oelm.errors import (
+    InterruptedRunError,
+    RunFailedError,
+    TerminatedError,
+    UserError,
+    is_disk_full,
+    is_out_of_memory,
+    known,
+)
 from oelm.output import UntilGone
 from oelm.sampling import Sampling
 
@@ -36,6 +44,9 @@ Experiments = Annotated[
 
 T = TypeVar("T")
 OUTPUTS = "outputs"
+Places = Annotated[
+    tuple[str, ...], Positional, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(default: outputs)")
+]
 Runs = Annotated[tuple[str, ...], Positional, tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")]
 
 
@@ -253,6 +264,50 @@ def report(
         print(f"oelm: {note}", file=sys.stderr)
 
 
+def status(folders: Places = (), json: bool = False) -> None:
+    """Say how runs stand: state, step, loss, validation perplexity, gap to the baseline at the same step, time left.
+
+    Args:
+        folders: Folders with run folders below them.
+        json: Print JSON with everything that is known instead of a table.
+    """
+    from oelm.runs import status as run
+
+    run.show(run.existing(folders, OUTPUTS), as_json=json)
+
+
+def watch(folders: Places = ()) -> None:
+    """Watch runs live, refreshed every two seconds; without a terminal, a table whenever something has changed.
+
+    Keys: arrows or j and k select a run, Enter or l opens its log, s sorts by something else, q leaves. Without a
+    terminal it ends when nothing is running or waiting any more.
+
+    Args:
+        folders: Folders with run folders below them.
+    """
+    from oelm.runs.status import existing
+    from oelm.runs.watch import watch as run
+
+    run(existing(folders, OUTPUTS))
+
+
+def log(
+    run: Annotated[str, Positional, tyro.conf.arg(metavar="RUN")],
+    follow: Annotated[bool, tyro.conf.arg(aliases=["-f"])] = False,
+    lines: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 20,
+) -> None:
+    """Show the end of a run's log, and the traceback of one that failed.
+
+    Args:
+        run: A run folder; or a name, such as GPT-04, of which there are runs in outputs.
+        follow: Go on showing what is written, until Ctrl-C; the run may be yet to begin.
+        lines: How many lines of what was written before.
+    """
+    from oelm.runs import log as logs
+
+    logs.show(logs.find(run, OUTPUTS, follow), lines, follow)
+
+
 def audit(runs: Runs) -> None:
     """Prove that frozen matrices stayed frozen: compare their bytes when frozen, in every checkpoint and at the end.
 
@@ -353,6 +408,9 @@ VERBS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "compare": (_by_signature(compare), "set finished runs beside their baseline"),
     "report": (_by_signature(report), "write it all down: an HTML page, a PDF, and Markdown"),
     "sample": (_by_signature(sample), "generate text from runs, side by side"),
+    "status": (_by_signature(status), "say how runs stand"),
+    "watch": (_by_signature(watch), "watch runs live"),
+    "log": (_by_signature(log), "show what a run has said, and follow it"),
     "audit": (_by_signature(audit), "prove that frozen matrices stayed frozen"),
     "bench": (_by_signature(bench), "measure training steps beside nanoGPT's and Hugging Face's"),
 }
@@ -381,10 +439,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     finally:
         UntilGone(sys.stdout).flush()  # what is left unsaid is known by now; Python's own end would say it again
     sys.exit(code)
-
-
-class TerminatedError(KeyboardInterrupt):
-    """SIGTERM, which ends a command as Ctrl-C does: what is half done is cleared away. fit() has a way of its own."""
 
 
 @contextlib.contextmanager

@@ -3,7 +3,8 @@
 import difflib
 import errno
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,21 @@ class InterruptedRunError(Exception):
     def __init__(self, message: str, signal: int) -> None:
         super().__init__(message)
         self.signal = signal
+
+
+class TerminatedError(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does: what is half done is cleared away. fit() has a way of its own."""
+
+
+@contextmanager
+def until_ctrl_c() -> Iterator[None]:
+    """For what a person looks at until they have seen enough: Ctrl-C ends it, and is no mishap."""
+    try:
+        yield
+    except TerminatedError:
+        raise
+    except KeyboardInterrupt:
+        return
 
 
 def is_out_of_memory(error: BaseException) -> bool:

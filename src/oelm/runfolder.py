@@ -8,6 +8,7 @@
     freeze_audit.json    a hash per frozen matrix at its freeze and at the end
     status.json          running (with a heartbeat), finished, failed or interrupted
     training.log         what was said on the way
+    tensorboard/         the metrics and scores once more, for TensorBoard
     samples/             text generated at the end
     checkpoints/         step-N/ (the newest two), last (names the newest), best.safetensors (weights only)
 
@@ -39,7 +40,7 @@ FORMAT = 1
 # What a run writes beside its manifest.json.
 RECORDS = (
     *("config.yaml", "metrics.jsonl", "evals.jsonl", "timing_stats.json", "freeze_audit.json", "status.json"),
-    *("training.log", "tokenizer.json", "samples", "checkpoints"),
+    *("training.log", "tensorboard", "tokenizer.json", "samples", "checkpoints"),
 )
 HEARTBEAT_SECONDS = 5.0
 DEAD_AFTER_SECONDS = 30.0
@@ -60,6 +61,7 @@ MANIFEST = {
 STATUS = {"state": str, "heartbeat": float, "host": str, "pid": int}
 TIMING = {"median_step_time": float}
 LINE = {"step": int}
+METRICS = {**LINE, "loss": float, "step_time": float, "tokens_per_second": float}
 SCORE = {**LINE, "final": bool, "loss": float, "ppl": float, "tokens_scored": int, "tokens_seen": int, "elapsed": float}
 
 
@@ -152,6 +154,30 @@ def last_line(path: Path, shape: Shape = LINE) -> dict[str, Any] | None:
     return record
 
 
+def line_at(path: Path, step: int, shape: Shape = LINE) -> dict[str, Any] | None:
+    """The first whole record of a step in an append-only file, whose steps never fall; found by halving."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        low, high = 0, file.seek(0, os.SEEK_END)  # low is where a line begins, and no line before it is of the step
+        while high - low > TAIL_BYTES:
+            file.seek(middle := (low + high) // 2)
+            file.readline()
+            line = file.readline()
+            if line.endswith(b"\n") and _parsed(line, LINE, f"a line of {path}", "remove that line")["step"] < step:
+                low = file.tell()
+            else:
+                high = middle
+        file.seek(low)
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            record: dict[str, Any] = _parsed(line, shape, f"a line of {path}", "remove that line")
+            if record["step"] >= step:
+                return record if record["step"] == step else None
+    return None
+
+
 def cut_lines(path: Path, last_step: int) -> None:
     """Forgets the records after a step, a final score, which will be given anew, and a torn last line."""
     if path.exists():
@@ -235,7 +261,16 @@ class RunFolder:
 
     def last_metrics(self) -> dict[str, Any] | None:
         """The newest line of training, read from the end of a file that may be long."""
-        return last_line(self.metrics)
+        return last_line(self.metrics, METRICS)
+
+    def last_score(self) -> dict[str, Any] | None:
+        """The newest validation, read from the end of the file."""
+        return last_line(self.evals, SCORE)
+
+    def score_at(self, step: int) -> dict[str, Any] | None:
+        """The validation on the way after a step; not the final one, which follows the one after the last step."""
+        score = line_at(self.evals, step, SCORE)
+        return None if score is None or score["final"] else score
 
     def final_eval(self) -> dict[str, Any] | None:
         """The score on the whole validation set after the last step, if the run got there."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TextIO, cast
+from typing import TYPE_CHECKING, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn
@@ -16,13 +16,14 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from oelm.analysis.compare import Comparison, aligned
-from oelm.data import prepare
 from oelm.output import UntilGone
-from oelm.sampling import one_after_the_other
-from oelm.training.audit import Finding
 from oelm.training.observe import Lines, Observer, Progress
-from oelm.wording import formatted
+from oelm.wording import aligned, formatted
+
+if TYPE_CHECKING:  # a table of runs is to be there at once, without PyTorch
+    from oelm.analysis.compare import Comparison
+    from oelm.data.prepare import Tally
+    from oelm.training.audit import Finding
 
 PLAIN_EVERY = 20_000_000  # tokens between two plain lines of `prepare`
 
@@ -69,13 +70,13 @@ class Live(Observer):
 
 
 @contextmanager
-def preparing(name: str) -> Iterator[Callable[[prepare.Tally], None]]:
+def preparing(name: str) -> Iterator[Callable[[Tally], None]]:
     """Shows how a preparation gets on; yields what it is to call after each chunk."""
     console = Console()
     if not console.is_terminal:
         due = PLAIN_EVERY
 
-        def print_line(tally: prepare.Tally) -> None:
+        def print_line(tally: Tally) -> None:
             nonlocal due
             if tally.tokens >= due:
                 print(_prepared(name, tally), flush=True)
@@ -89,7 +90,7 @@ def preparing(name: str) -> Iterator[Callable[[prepare.Tally], None]]:
         yield lambda tally: bar.update(task, description=_prepared(name, tally))
 
 
-def _prepared(name: str, tally: prepare.Tally) -> str:
+def _prepared(name: str, tally: Tally) -> str:
     return f"{name}: {tally.documents:,} documents, {tally.tokens:,} tokens, {tally.tokens_per_second:,.0f} tokens/s"
 
 
@@ -129,6 +130,8 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def side_by_side(names: list[str], texts: list[str]) -> None:
     """Texts in columns on a terminal, one after the other elsewhere."""
+    from oelm.sampling import one_after_the_other
+
     console = Console()
     if len(texts) == 1 or not console.is_terminal:
         print(one_after_the_other(names, texts))

@@ -1,9 +1,9 @@
-"""Numbers as people read them, and sentences that can be said again in another language."""
+"""Numbers and tables as people read them, and sentences that can be said again in another language."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -56,3 +56,12 @@ def percent(log_ratio: float) -> str:
 def memory(size: float) -> str:
     """Bytes as 812 MiB or 2.10 GiB."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
+def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows under headings as plain text."""
+    lines = [headings, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )

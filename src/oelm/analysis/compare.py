@@ -13,7 +13,7 @@ from oelm.analysis.results import LeftOut, Result, by_task, read_result, read_re
 from oelm.analysis.stats import CRITERION, Estimate, estimate, verdict
 from oelm.errors import UserError, is_number
 from oelm.runfolder import RunFolder
-from oelm.wording import Said, formatted, memory, percent, perplexity, shown
+from oelm.wording import Said, aligned, formatted, memory, percent, perplexity, shown
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 AS_GOOD_AFTER = '"as good after": the time until a variant was as good as the baseline was in the end'
@@ -122,15 +122,6 @@ class Comparison:
 
     def __str__(self) -> str:
         return "\n".join([self.task, "", aligned(*self.quality), "", aligned(*self.cost), "", *self.notes])
-
-
-def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows under headings as plain text."""
-    lines = [headings, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
 
 
 def compare(folders: Sequence[RunFolder], criterion: float = CRITERION) -> Comparison:

@@ -16,6 +16,7 @@ from oelm.training.evaluate import StopAskedError
 from oelm.training.observe import Observer
 from oelm.training.run import Run
 from oelm.training.step import deterministic_kernels
+from oelm.training.track import check_tracker
 from oelm.training.world import World, joined
 
 
@@ -24,6 +25,7 @@ def fit(config: RunConfig, observer: Observer | None = None, command: list[str] 
 
     A signal to stop saves a checkpoint and raises InterruptedRunError; a loss that is not finite raises RunFailedError.
     """
+    check_tracker(config)
     with (
         deterministic_kernels() if config.deterministic else nullcontext(),
         joined(config) as world,

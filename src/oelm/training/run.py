@@ -30,6 +30,7 @@ from oelm.training.observe import Observer, Progress
 from oelm.training.resume import choose_checkpoint
 from oelm.training.schedule import changes, learning_rate, trained_sides
 from oelm.training.step import build_engine, compiling
+from oelm.training.track import Trackers
 from oelm.training.world import World
 from oelm.wording import formatted, perplexity, shown
 
@@ -64,6 +65,7 @@ class Run:
         self.background = Background(self.world.device)
         self.id = run_id(config, self.corpus.hashes)
         self.heart: Heart | None = None
+        self.trackers = Trackers(self.say)
         self._since_log: list[tuple[float, float]] = []  # losses and gradient norms not yet in a line of metrics
 
     def finished_before(self) -> bool:
@@ -131,6 +133,7 @@ class Run:
             content["sessions"].append(session(self.engine, self.command, self.step))
             write_whole(self.folder.path / "config.yaml", self.config.to_yaml())
             write_json(self.folder.path / "manifest.json", content)
+            self.trackers.start(self.config, self.folder.path, self.id, done)
 
     def _announce(self) -> None:
         if not self.world.leads:
@@ -221,6 +224,7 @@ class Run:
         self._since_log = []
         if self.world.leads:
             append_line(self.folder.metrics, record)
+            self.trackers.metrics(record)
             self._report(float(record["loss"]))
         self.background.check()
 
@@ -335,12 +339,13 @@ class Run:
                 self.folder.log(f"{state}: {message}")
 
     def close(self) -> None:
-        """Ends what is being written, and the display."""
+        """Ends what is being written, the trackers and the display."""
         self.background.close()
         try:
             self.background.wait()
         except Exception as error:  # whatever ended the run is the greater news
             self.observer.note(f"what was being saved could not be: {error}")
+        self.trackers.close()
         self.observer.close()
 
     def say(self, line: str) -> None:
@@ -360,18 +365,21 @@ class Run:
 
     def _record_score(self, loss: float, tokens: int, final: bool) -> None:
         if self.world.leads:
+            on_the_way = [value for value in (self.best, None if final else loss) if value is not None]
             record: dict[str, Any] = {
                 "step": self.step,
                 "split": "val",
                 "final": final,
                 "loss": loss,
                 "ppl": perplexity(loss),
+                "best_loss": min(on_the_way, default=loss),  # of those on the way: the last line tells it
                 "tokens_scored": tokens,
                 "tokens_seen": self.step * self.config.tokens_per_step,
                 "elapsed": self.clock.total,
                 **diagnose(self.engine.model, self.births, self.val_tokens),
             }
             append_line(self.folder.evals, record)
+            self.trackers.score(record)
 
     def _write_sample(self) -> None:
         """Two hundred tokens from the finished model. A machine without the tokenizer goes without, and says so."""
