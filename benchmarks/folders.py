@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +14,6 @@ from typing import Any
 
 from oelm.config import RunConfig, run_id
 from oelm.runfolder import FORMAT, write_json, write_whole
-from oelm.variants import NAMED
 
 HASHES = {split: (split * 32).encode().hex()[:64] for split in ("train", "val", "test")}
 LOG_INTERVAL, VAL_INTERVAL = 10, 500
@@ -45,6 +46,7 @@ def _make_run(folder: Path, name: str, seed: int, metric_lines: int) -> Path:
     _write_lines(folder / "evals.jsonl", _evals(config, noise))
     write_json(folder / "timing_stats.json", _timing(config))
     write_json(folder / "status.json", _status(config))
+    write_whole(folder / "training.log", "finished: val loss 3.0000\n")
     (folder / "samples").mkdir()
     write_whole(folder / "samples" / f"step-{steps}.txt", "One day, there was a run that nobody had trained. " * 18)
     return folder
@@ -57,7 +59,7 @@ def _write_lines(path: Path, records: Lines) -> None:
 
 def _loss(config: RunConfig, step: int, noise: random.Random) -> float:
     """A curve like those of real runs, a little apart for each variant."""
-    apart = 0.01 * list(NAMED).index(config.model_type)
+    apart = 0.02 * random.Random(str(config.variant)).random()
     learnt = 7.9 * math.exp(-step / (0.01 * config.max_steps)) + 0.5 * math.exp(-step / (0.3 * config.max_steps))
     return 2.9 + apart + learnt + noise.gauss(0, 0.004)
 
@@ -125,5 +127,5 @@ def _timing(config: RunConfig) -> dict[str, Any]:
 def _status(config: RunConfig) -> dict[str, Any]:
     return {
         **{"state": "finished", "step": config.max_steps, "max_steps": config.max_steps, "message": ""},
-        **{"device": "cpu", "pid": 1, "host": "nowhere", "heartbeat": time.time()},
+        **{"device": "cpu", "pid": os.getpid(), "host": socket.gethostname(), "heartbeat": time.time()},
     }

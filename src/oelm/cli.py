@@ -264,6 +264,23 @@ def report(
         print(f"oelm: {note}", file=sys.stderr)
 
 
+def list_experiments(out_dir: str = OUTPUTS) -> None:
+    """List the study's seven experiments, and whatever else was run, with their state and results.
+
+    PPL is the mean over the finished runs; the gap is to the baseline with the same seed and settings. The study's own
+    PPL is the best one it saw on the way, of one run, and on a corpus that may not be yours.
+
+    Args:
+        out_dir: Where the run folders are.
+    """
+    from pathlib import Path
+
+    from oelm import terminal
+    from oelm.runs import listing
+
+    terminal.show_table(listing.HEADINGS, listing.rows(Path(out_dir)))
+
+
 def status(folders: Places = (), json: bool = False) -> None:
     """Say how runs stand: state, step, loss, validation perplexity, gap to the baseline at the same step, time left.
 
@@ -352,12 +369,12 @@ def demo(data_dir: str = "data", out_dir: str = "outputs/demo") -> None:
     run(data_dir, out_dir)
 
 
-def _by_signature(verb: Callable[..., None]) -> Callable[[list[str]], None]:
+def _by_signature(verb: Callable[..., None], name: str = "") -> Callable[[list[str]], None]:
     @functools.wraps(verb)
     def call(*values: Any, **named: Any) -> Callable[[], None]:
         return functools.partial(verb, *values, **named)
 
-    return lambda arguments: _parsed(call, arguments, f"oelm {verb.__name__}")()
+    return lambda arguments: _parsed(call, arguments, f"oelm {name or verb.__name__}")()
 
 
 def _parsed(kind: Callable[..., T], arguments: list[str], prog: str, **options: Any) -> T:
@@ -405,6 +422,7 @@ VERBS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "train": (train, "train one run, or go on with it"),
     "run": (run, "run experiments unattended: the study's, or a matrix of your own"),
     "stop": (_by_signature(stop), "stop what runs and what waits"),
+    "list": (_by_signature(list_experiments, "list"), "list the experiments with their state and results"),
     "compare": (_by_signature(compare), "set finished runs beside their baseline"),
     "report": (_by_signature(report), "write it all down: an HTML page, a PDF, and Markdown"),
     "sample": (_by_signature(sample), "generate text from runs, side by side"),

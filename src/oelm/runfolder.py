@@ -36,7 +36,7 @@ from oelm.config import RunConfig, run_id
 from oelm.errors import UserError, is_disk_full
 from oelm.processes import alive
 
-FORMAT = 1
+FORMAT = 2
 # What a run writes beside its manifest.json.
 RECORDS = (
     *("config.yaml", "metrics.jsonl", "evals.jsonl", "timing_stats.json", "freeze_audit.json", "status.json"),
