@@ -73,6 +73,16 @@ def test_the_python_works_as_it_stands(tmp_path: Path, environment: dict[str, st
     assert result.stdout.count("One day") == 2
 
 
+def test_the_matrix_is_one(tmp_path: Path) -> None:
+    from oelm.runs.matrix import read_matrix
+
+    (matrix,) = blocks("yaml")
+    (tmp_path / "matrix.yaml").write_text(matrix)
+    arms = read_matrix(tmp_path / "matrix.yaml", tmp_path / "outputs", tmp_path / "data")
+    assert [len(arm.trials()) for arm in arms] == [4] * 6
+    assert [len(arm.runs(1e-3)) for arm in arms] == [3] * 6
+
+
 def test_the_map_names_what_there_is() -> None:
     """Every module and room of the source tree is on the README's map."""
     source = Path(__file__).parents[1] / "src" / "oelm"

@@ -74,7 +74,7 @@ def test_records_after_a_step_are_forgotten(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("{", "is damaged"),
-        ('{"format": 99}', "has format 99; this version reads 1"),
+        ('{"format": 99}', "has format 99; this version reads 2"),
         ('{"format": true}', "is damaged"),
     ],
 )

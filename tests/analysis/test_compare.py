@@ -191,7 +191,7 @@ def test_a_criterion_that_is_no_number_is_refused(criterion: Any) -> None:
         ("status.json", "[]", r"content should be of type dict, not \[\]"),
         ("status.json", "null", "content is missing"),
         ("status.json", "[" * 100_000, "recursion"),
-        ("manifest.json", '{"format": 1}', "run_id is missing"),
+        ("manifest.json", '{"format": 2}', "run_id is missing"),
         ("manifest.json", b"\xff\xfe", "can't decode"),
         ("timing_stats.json", "{}", "median_step_time is missing"),
         ("timing_stats.json", '{"median_step_time": "fast"}', "median_step_time should be of type float, not 'fast'"),

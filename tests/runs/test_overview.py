@@ -122,7 +122,7 @@ def damage_torn_manifest(path: Path) -> None:
 
 def damage_newer_format(path: Path) -> None:
     manifest = json.loads((path / "manifest.json").read_text())
-    write_json(path / "manifest.json", {**manifest, "format": 2})
+    write_json(path / "manifest.json", {**manifest, "format": 99})
 
 
 def damage_foreign_manifest(path: Path) -> None:
@@ -155,7 +155,7 @@ def damage_binary(path: Path) -> None:
     ("damage", "reason"),
     [
         (damage_torn_manifest, "manifest.json is damaged"),
-        (damage_newer_format, "has format 2; this version reads 1"),
+        (damage_newer_format, "has format 99; this version reads 2"),
         (damage_foreign_manifest, "manifest.json is damaged: format is missing"),
         (damage_unknown_field, "unknown field 'width'"),
         (damage_line, "metrics.jsonl, last line is damaged: loss should be of type float"),

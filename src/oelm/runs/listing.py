@@ -36,17 +36,9 @@ def _of_the_study(name: str, runs: Sequence[Overview]) -> tuple[str, ...]:
 
 def _other(name: str, runs: Sequence[Overview]) -> tuple[str, ...]:
     variants = list(dict.fromkeys(run.model_type for run in runs if run.model_type))
-    several = f"{len(variants)} variants" if variants else ""
-    steps = {run.max_steps for run in runs if run.max_steps}
-    return (
-        name,
-        "",
-        variants[0] if len(variants) == 1 else several,
-        "",
-        f"{max(steps):,}" if steps else "",
-        *_results(runs),
-        "",
-    )
+    what = variants[0] if len(variants) == 1 else f"{len(variants)} variants" if variants else ""
+    steps = max((run.max_steps for run in runs if run.max_steps), default=None)
+    return name, "", what, "", f"{steps:,}" if steps else "", *_results(runs), ""
 
 
 def _results(runs: Sequence[Overview]) -> tuple[str, str, str]:
