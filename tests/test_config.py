@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 
-from oelm import cli
+from oelm.arguments import RunFlags, run_config
 from oelm.config import RunConfig, run_id
 from oelm.errors import UserError
 
@@ -39,7 +39,7 @@ def test_the_defaults_are_those_of_the_default_preset() -> None:
 def test_a_flag_mends_what_the_lower_layers_got_wrong(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("recipe: study\nmax_steps: 50\n")
-    _, config = cli._run_config(cli.RunFlags, ["--config", str(file), "--warmup_steps", "5"], "oelm train")
+    _, config = run_config(RunFlags, ["--config", str(file), "--warmup_steps", "5"], "oelm train")
     assert (config.max_steps, config.warmup_steps) == (50, 5)
 
 
@@ -47,7 +47,7 @@ def test_flags_win_over_file_preset_and_recipe(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("d_ff: 100\nseq_len: 50\n")
     arguments = ["--config", str(file), "--preset=mini", "--recipe", "study", "--seq-len", "60", "--max_lr", "5e-4"]
-    _, config = cli._run_config(cli.RunFlags, arguments, "oelm train")
+    _, config = run_config(RunFlags, arguments, "oelm train")
     assert (config.d_model, config.d_ff, config.seq_len, config.max_lr) == (256, 100, 60, 5e-4)
     assert (config.recipe, config.preset, config.dropout) == ("study", "mini", 0.1)
 
@@ -55,7 +55,7 @@ def test_flags_win_over_file_preset_and_recipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize("separator", ["_", "-"])
 def test_the_original_flags_work_as_they_are(separator: str) -> None:
     flags = ["--" + flag[2:].replace("_", separator) if flag[:2] == "--" else flag for flag in ORIGINAL_FLAGS]
-    _, config = cli._run_config(cli.RunFlags, flags, "oelm train")
+    _, config = run_config(RunFlags, flags, "oelm train")
     assert config.model_type == "oelm_v2"
     assert config.num_workers == 4
     assert config.max_lr == 1e-3

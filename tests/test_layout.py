@@ -40,7 +40,7 @@ def test_nothing_is_pickled() -> None:
 
 
 def test_flags_of_a_run_are_its_configuration(tiny: Callable[..., RunConfig]) -> None:
-    from oelm import cli
+    from oelm.arguments import RunFlags, run_config
 
     config = tiny(model_type="oelm_v2", use_amp=False)
-    assert cli._run_config(cli.RunFlags, flags_of(config), "oelm train")[1] == config
+    assert run_config(RunFlags, flags_of(config), "oelm train")[1] == config

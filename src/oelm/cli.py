@@ -2,52 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import functools
 import io
-import itertools
-import os
-import re
-import signal
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from oelm import __version__
 from oelm.analysis.stats import CRITERION
+from oelm.arguments import OUTPUTS, Experiments, InfoFlags, Places, RunExperiments, RunFlags, Runs, parsed, run_config
 from oelm.bench.options import Bench
-from oelm.config import Model, Operation, RunConfig, Training, layered
-from oelm.errors import (
-    InterruptedRunError,
-    RunFailedError,
-    TerminatedError,
-    UserError,
-    is_disk_full,
-    is_out_of_memory,
-    known,
-)
+from oelm.endings import explain, heeding_sigterm
+from oelm.errors import RunFailedError, UserError, known
 from oelm.output import UntilGone
 from oelm.sampling import Sampling
-
-Experiments = Annotated[
-    tuple[str, ...],
-    Positional,
-    tyro.conf.arg(metavar="EXPERIMENT [EXPERIMENT ...]", help_behavior_hint="(required)"),
-]
-
-T = TypeVar("T")
-OUTPUTS = "outputs"
-Places = Annotated[
-    tuple[str, ...], Positional, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(default: outputs)")
-]
-Runs = Annotated[tuple[str, ...], Positional, tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")]
 
 
 def prepare(
@@ -95,31 +68,8 @@ def prepare(
     print(corpus_line(folder))
 
 
-@dataclass(frozen=True)
-class RunFlags:
-    """Train one run. It says first what will run; run again, it goes on where it stopped.
-
-    Every field is a flag. What no flag says comes from --config, then --preset, then --recipe. Over several processes:
-    torchrun --nproc_per_node=2 -m oelm train …
-    """
-
-    model: Model = field(default_factory=Model)
-    training: Training = field(default_factory=Training)
-    operation: Operation = field(default_factory=Operation)
-    config: str | None = None
-    """YAML file of fields; the config.yaml of a run folder is one."""
-
-
-@dataclass(frozen=True)
-class InfoFlags(RunFlags):
-    """Say what a run would be, without running it: parameters, FLOPs per step by part, memory, what freezing saves."""
-
-    json: bool = False
-    """Print JSON instead of tables."""
-
-
 def train(arguments: list[str]) -> None:
-    _, config = _run_config(RunFlags, arguments, "oelm train")
+    _, config = run_config(RunFlags, arguments, "oelm train")
     from oelm import terminal
     from oelm.training.loop import fit
 
@@ -127,51 +77,15 @@ def train(arguments: list[str]) -> None:
 
 
 def info(arguments: list[str]) -> None:
-    flags, config = _run_config(InfoFlags, arguments, "oelm info")
+    flags, config = run_config(InfoFlags, arguments, "oelm info")
     from oelm.info import show
 
     show(config, as_json=flags.json)
 
 
-@dataclass(frozen=True)
-class RunExperiments:
-    """Run experiments, or a matrix of your own, one after the other or as many at once as there is room for.
-
-    EXPERIMENT is GPT-01 … GPT-07 (the original study's), all (of these), or the .yaml file of a matrix. What is
-    finished is skipped, what was interrupted goes on; several such commands on the same folder share the work.
-    """
-
-    experiments: Experiments = ()
-    """What to run."""
-    set: Annotated[
-        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FIELD=VALUE", help_behavior_hint="")
-    ] = ()
-    """Change a field of all these runs, such as max_steps=2000; may be given several times."""
-    seeds: int | None = None
-    """How many seeds each variant gets. None: one, or as many as the matrix says."""
-    gpus: Annotated[str | None, tyro.conf.arg(metavar="N,N…")] = None
-    """Which GPUs may be used, such as 2,3. None: all of this machine. One that somebody else uses is waited for."""
-    gpus_per_run: int = 1
-    """GPUs that each run gets, by torchrun."""
-    slots: int | None = None
-    """Run on the CPU, so many at once. None: on GPUs; where there are none, one at once on the CPU."""
-    wait: Annotated[float | None, tyro.conf.arg(metavar="MINUTES")] = None
-    """Give up when no GPU has come free for so many minutes. None: wait as long as needed."""
-    retries: int = 1
-    """How often a run that failed is started again."""
-    detach: bool = False
-    """Go on in the background, even after you have logged out."""
-    out_dir: str = OUTPUTS
-    """Where the run folders go."""
-    data_dir: str = "data"
-    """Where the prepared corpora are."""
-
-
 def run(arguments: list[str]) -> None:
     """Runs experiments; in the background, what is wrong with them is said before."""
-    flags = _parsed(RunExperiments, arguments, "oelm run")
-    from pathlib import Path
-
+    flags = parsed(RunExperiments, arguments, "oelm run")
     from oelm.runs import run as experiments
     from oelm.runs.devices import Slots
 
@@ -197,8 +111,6 @@ def stop(
         out_dir: Where the run folders are.
         seconds: How long to wait for the runs to end.
     """
-    from pathlib import Path
-
     from oelm.runs.stop import stop as run
 
     run(experiments, Path(out_dir), seconds)
@@ -273,8 +185,6 @@ def list_experiments(out_dir: str = OUTPUTS) -> None:
     Args:
         out_dir: Where the run folders are.
     """
-    from pathlib import Path
-
     from oelm import terminal
     from oelm.runs import listing
 
@@ -374,45 +284,7 @@ def _by_signature(verb: Callable[..., None], name: str = "") -> Callable[[list[s
     def call(*values: Any, **named: Any) -> Callable[[], None]:
         return functools.partial(verb, *values, **named)
 
-    return lambda arguments: _parsed(call, arguments, f"oelm {name or verb.__name__}")()
-
-
-def _parsed(kind: Callable[..., T], arguments: list[str], prog: str, **options: Any) -> T:
-    """What tyro makes of the arguments. What it prints about a mistake, a box, becomes the one line of a UserError."""
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            parsed: T = tyro.cli(kind, args=arguments, prog=prog, **options)
-            return parsed
-    except SystemExit as end:
-        if not end.code:  # it has printed the help
-            raise
-        raise UserError(f"{_gist(said.getvalue())} See {prog} --help") from None
-
-
-# What tyro and Python say of a value that is of another type, and what we say.
-PLAIN_WORDS = {
-    r"no type matching \{None\}\|INT could be instantiated from \['(.*)'\]": r"'\1' is not a whole number",
-    r"no type matching \{None\}\|FLOAT could be instantiated from \['(.*)'\]": r"'\1' is not a number",
-    r"invalid literal for int\(\) with base 10: '(.*)'": r"'\1' is not a whole number",
-    r"could not convert string to float: '(.*)'": r"'\1' is not a number",
-}
-
-
-def _is_rule(line: str) -> bool:
-    return not line.strip("─-")
-
-
-def _gist(box: str) -> str:
-    """The first paragraph of a box, and the first option that it offers for one that it does not know."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    lines = [line.strip(" │╭╮╰╯") for line in plain.splitlines()]
-    body = itertools.dropwhile(_is_rule, lines[1:])  # under the title, and a rule where the box has no frame
-    paragraph = " ".join(itertools.takewhile(lambda line: not _is_rule(line), body)).rstrip(".")
-    for theirs, ours in PLAIN_WORDS.items():
-        paragraph = re.sub(theirs, ours, paragraph)
-    offer = re.search(r"(?:Perhaps you meant|Arguments similar to .*): (--\S+)", " ".join(lines))
-    return paragraph[:1].lower() + paragraph[1:] + (f"; did you mean {offer[1]}?" if offer else ".")
+    return lambda arguments: parsed(call, arguments, f"oelm {name or verb.__name__}")()
 
 
 VERBS: dict[str, tuple[Callable[[list[str]], None], str]] = {
@@ -452,26 +324,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a sign is no reason to fail
             stream.reconfigure(errors="replace")
     try:
-        with _heeding_sigterm():
+        with heeding_sigterm():
             code = _run(arguments, debug)
     finally:
         UntilGone(sys.stdout).flush()  # what is left unsaid is known by now; Python's own end would say it again
     sys.exit(code)
-
-
-@contextlib.contextmanager
-def _heeding_sigterm() -> Iterator[None]:
-    def end(number: int, frame: object) -> None:
-        raise TerminatedError
-
-    if threading.current_thread() is not threading.main_thread():  # which alone can take signals
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _run(arguments: list[str], debug: bool) -> int:
@@ -483,7 +340,7 @@ def _run(arguments: list[str], debug: bool) -> int:
     except BaseException as error:
         if debug:
             traceback.print_exc()
-        return _explain(error)
+        return explain(error)
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -496,60 +353,3 @@ def _dispatch(arguments: list[str]) -> int:
     verb, _ = VERBS[known("verb", arguments[0], VERBS)]
     verb(arguments[1:])
     return 0
-
-
-def _explain(error: BaseException) -> int:
-    """Says what went wrong and returns the exit code. What we have no line for, such as a bug of ours, is raised."""
-    if not _speaks() and "closed by peer" in str(error):  # the first process has left, and says why
-        return 1
-    code, message = _judge(error)
-    if message and _speaks():
-        print(f"oelm: {message}", file=sys.stderr)
-    return code
-
-
-def _speaks() -> bool:
-    """Of the processes that torchrun started, only the first; where the environment makes no sense, each."""
-    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    return not (rank.isdecimal() and size.isdecimal() and 0 < int(rank) < int(size))
-
-
-def _judge(error: BaseException) -> tuple[int, str]:
-    if isinstance(error, UserError):
-        return 2, str(error)
-    if isinstance(error, RunFailedError):
-        return 1, str(error)
-    if isinstance(error, TerminatedError):
-        return 128 + signal.SIGTERM, "terminated"
-    if isinstance(error, KeyboardInterrupt):
-        return 130, "interrupted"
-    if is_out_of_memory(error):
-        return 1, "out of memory; in training, a smaller --batch_size or a larger --accumulation needs less"
-    if isinstance(error, OSError) and is_disk_full(error):
-        return 2, f"no space left on the disk ({error.filename or 'while writing'}); free some and run it again"
-    if isinstance(error, BrokenPipeError):
-        return 1, ""
-    if isinstance(error, OSError) and error.filename:
-        return 2, f"{error.filename}: {(error.strerror or str(error)).lower()}"
-    if isinstance(error, InterruptedRunError):
-        return 128 + error.signal, str(error)
-    raise error
-
-
-F = TypeVar("F", bound=RunFlags)
-
-
-def _run_config(kind: type[F], arguments: list[str], prog: str) -> tuple[F, RunConfig]:
-    """Parses the flags of a run over the defaults that --config, --preset and --recipe among them set."""
-    layers = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("config", "preset", "recipe"):
-        layers.add_argument(f"--{name}", nargs="?")  # where the value is missing, tyro says so below
-    given = {name: value for name, value in vars(layers.parse_known_args(arguments)[0]).items() if value is not None}
-    base = layered(given.pop("config", None), given)
-
-    def section(part: type[Any]) -> Any:
-        return part(**{f.name: base[f.name] for f in fields(part) if f.name in base})
-
-    defaults = kind(section(Model), section(Training), section(Operation))
-    flags = _parsed(kind, arguments, prog, default=defaults, config=(OmitArgPrefixes,), use_underscores=True)
-    return flags, RunConfig(**asdict(flags.model), **asdict(flags.training), **asdict(flags.operation))

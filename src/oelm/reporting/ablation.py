@@ -17,15 +17,15 @@ QUESTIONS = (
     ("what scale brings", "oelm_random", "oelm_matched"),
 )
 NOTE = (
-    "The change of perplexity from the first variant to the second, paired by seed, with its 95 % interval and the "
-    "chance of a difference this large if there were none. Intervals and chances are not corrected for being several."
+    "The change of perplexity from the first variant to the second, paired by seed, with its 95 % interval and p, the "
+    "chance of a difference this large if there were none. They are not corrected for being several."
 )
 
 
 def ablation(comparison: Comparison) -> tuple[Block, ...]:
     """A row per question; where a run is missing, it says which."""
     rows = [_answer(comparison, *question) for question in QUESTIONS]
-    return (Table(("question", "from → to", "change of PPL", "chance", "answer"), rows, NOTE),)
+    return (Table(("question", "from → to", "change of PPL", "answer"), rows, NOTE),)
 
 
 def _answer(comparison: Comparison, question: str, before: str, after: str) -> tuple[str, ...]:
@@ -35,19 +35,13 @@ def _answer(comparison: Comparison, question: str, before: str, after: str) -> t
     first_title, second_title = (title or variants.title(variant) for variant, title in titles.items())
     pair = Said("{before} → {after}", before=first_title, after=second_title)
     if missing:
-        return question, pair, "–", "–", Said("open: no finished run of {arms}", arms=missing)
+        return question, pair, "–", Said("open: no finished run of {arms}", arms=missing)
     first, second = ({r.config.seed: r for r in arms[title]} for title in titles.values() if title is not None)
     gaps = paired_gaps(second, first)
     if not gaps:
-        return question, pair, "–", "–", Said("open: they share no seed")
+        return question, pair, "–", Said("open: they share no seed")
     gap = estimate(gaps)
-    return question, pair, gap_with_interval(gap), _chance(gap), _reading(gap, second_title)
-
-
-def _chance(gap: Estimate) -> str:
-    if gap.chance is None:
-        return "–"
-    return "< 0.001" if gap.chance < 0.001 else f"{gap.chance:.3f}"
+    return question, pair, gap_with_interval(gap), _reading(gap, second_title)
 
 
 def _reading(gap: Estimate, arm: str) -> str:
