@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
 
 from oelm import cli
-from oelm.demo import PROMPT, VARIANTS, demo
+from oelm.demo import PROMPT, VARIANTS, _corpus, demo
 from oelm.runfolder import find_runs
 
 
@@ -51,6 +53,13 @@ def test_the_demo_trains_compares_draws_and_samples_and_does_so_once(
     assert comparison(again) == comparison(said)
     assert written(out) == trained
     assert all(len(run.manifest()["sessions"]) == 1 for run in find_runs([out]))
+
+
+def test_a_storybook_of_other_settings_also_does(storybook: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(storybook, tmp_path / "storybook"))
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, "settings": {**meta["settings"], "val_fraction": 0.1}}))
+    assert _corpus(tmp_path) == folder
 
 
 def comparison(said: str) -> str:

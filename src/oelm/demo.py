@@ -9,6 +9,7 @@ from oelm.analysis.compare import compare
 from oelm.analysis.plots import validation_curves
 from oelm.config import RunConfig
 from oelm.data import prepare as preparation
+from oelm.data.meta import is_corpus
 from oelm.reporting.report import report, up_to_date
 from oelm.runfolder import RunFolder, write_whole
 from oelm.sampling import Sampling, sample
@@ -24,8 +25,7 @@ PROMPT = "One day, Nina"
 def demo(data_dir: str = "data", out_dir: str = "outputs/demo", steps: int = STEPS) -> None:
     """Tells the storybook, trains three variants on it, compares them. What is done already is not done again."""
     print("1. The corpus: stories told from a seed")
-    with terminal.preparing("storybook") as on_progress:
-        data = preparation.prepare("storybook", data_dir=data_dir, on_progress=on_progress)
+    data = _corpus(Path(data_dir))
     print(f"   {data}\n")
     folders = [_train(number, name, data, Path(out_dir), steps) for number, name in enumerate(VARIANTS, start=2)]
     print("5. The comparison\n")
@@ -43,6 +43,14 @@ def demo(data_dir: str = "data", out_dir: str = "outputs/demo", steps: int = STE
         print(f"   {text}")
     page = _report(folders, Path(out_dir))
     print(f"A report on all of it, to open in a browser; beside it as a PDF and as Markdown:\n   {page}")
+
+
+def _corpus(data_dir: Path) -> Path:
+    """The storybook; one that was prepared with other settings also does, for all three are trained on it."""
+    if is_corpus(data_dir / "storybook"):
+        return data_dir / "storybook"
+    with terminal.preparing("storybook") as on_progress:
+        return preparation.prepare("storybook", data_dir=data_dir, on_progress=on_progress)
 
 
 def _report(folders: list[RunFolder], out_dir: Path) -> Path:
