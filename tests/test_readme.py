@@ -78,6 +78,9 @@ def test_the_matrix_is_one(tmp_path: Path) -> None:
 
     (matrix,) = blocks("yaml")
     (tmp_path / "matrix.yaml").write_text(matrix)
+    for corpus in ("wiki", "reviews"):
+        (tmp_path / "data" / corpus).mkdir(parents=True)
+        (tmp_path / "data" / corpus / "meta.json").touch()
     arms = read_matrix(tmp_path / "matrix.yaml", tmp_path / "outputs", tmp_path / "data")
     assert [len(arm.trials()) for arm in arms] == [4] * 6
     assert [len(arm.runs(1e-3)) for arm in arms] == [3] * 6

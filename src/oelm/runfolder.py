@@ -44,6 +44,7 @@ RECORDS = (
 )
 HEARTBEAT_SECONDS = 5.0
 DEAD_AFTER_SECONDS = 30.0
+LARGEST = 1e306  # a perplexity is at most exp(700)
 TAIL_BYTES = 1 << 14  # several lines of any append-only file
 
 # The shape of JSON: a type; [shape] for a list; {key: shape} for keys that must be there; {str: shape} for any keys.
@@ -53,16 +54,28 @@ MANIFEST = {
     "run_id": str,
     "parameters": {"total": int, "trainable": int, "frozen": int},
     "data": {"dataset": str, "tokenizer": str, "sha256": {"train": str, "val": str}},
-    "learning_rate": {"grid": list, "budget_steps": int},
+    "learning_rate": {
+        "how": str,
+        "grid": [float],
+        "losses": list,
+        "at_edge": bool,
+        "budget_steps": int,
+        "run_ids": [str],
+    },
     "sessions": [
         {"engine": str, "device": str, "precision": str, "cpu_threads": int, "processes": int, "deterministic": bool}
     ],
 }
 STATUS = {"state": str, "heartbeat": float, "host": str, "pid": int}
-TIMING = {"median_step_time": float}
+PARTS = ("startup", "compiling", "training", "validation", "saving")
+TIMING = {"median_step_time": float, "seconds_by_part": dict.fromkeys(PARTS, float)}
 LINE = {"step": int}
 METRICS = {**LINE, "loss": float, "step_time": float, "tokens_per_second": float}
-SCORE = {**LINE, "final": bool, "loss": float, "ppl": float, "tokens_scored": int, "tokens_seen": int, "elapsed": float}
+LAYERS = {"attention_entropy": [float], "q_drift": [float], "k_drift": [float]}
+SCORE = {
+    **{**LINE, "final": bool, "loss": float, "ppl": float, "tokens_scored": int, "tokens_seen": int, "elapsed": float},
+    **LAYERS,
+}
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -121,9 +134,14 @@ def _fault(content: Any, shape: Shape, name: str) -> str:
 
 
 def _is(content: Any, wanted: type) -> bool:
-    """Whether a value is of a type: a whole number also does for a float, and no number has more than 64 bits."""
+    """Whether a value is of a type: a whole number also does for a float.
+
+    No whole number has more than 64 bits, and none is so large that a sum of some is none any more.
+    """
     if type(content) is int:
         return wanted in (int, float) and abs(content) < 2**63
+    if type(content) is float:
+        return wanted is float and abs(content) < LARGEST
     return type(content) is wanted
 
 
@@ -304,8 +322,13 @@ def find_runs(paths: Sequence[str | Path]) -> list[RunFolder]:
 
 def runs_below(path: Path) -> list[RunFolder]:
     """The run folders in a folder, itself among them; what is inside of one is not searched."""
-    found = []
+    found, seen = [], set()
     for place, folders, files in os.walk(path, followlinks=True):
+        real = os.path.realpath(place)
+        if real in seen:  # by a link, such as one to a folder above
+            folders.clear()
+            continue
+        seen.add(real)
         if "manifest.json" in files:
             found.append(RunFolder(Path(place)))
             folders.clear()

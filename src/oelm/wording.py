@@ -28,6 +28,11 @@ class Said(str):
         return ("; " if sentences else ", ").join(map(str, values))
 
 
+def writable(text: str) -> str:
+    """Text with a mark instead of what UTF-8 cannot say: half a sign, or a byte of a file's name that is none."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def formatted(seconds: float) -> str:
     """4h 31m 27s, 2m 05s, 8s."""
     minutes, rest = divmod(round(seconds), 60)

@@ -8,17 +8,22 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from oelm.analysis.compare import compare, gap_with_interval
+from oelm.analysis.compare import compare, compare_all, gap_with_interval
+from oelm.config import RunConfig
 from oelm.errors import UserError
 from oelm.reporting.ablation import ablation
 from oelm.reporting.blocks import Curves, Figures, Finding, Notes, Points, Records, Report, Table, Texts
 from oelm.reporting.content import content
 from oelm.reporting.curves import thinned, time_unit
+from oelm.reporting.report import report
 from oelm.runfolder import RunFolder, find_runs
-from tests.reporting.conftest import part
+from oelm.training.loop import fit
+from tests.conftest import oelm
+from tests.reporting.conftest import SMALL, part
 
 
 def test_the_tables_are_those_of_the_comparison(said: Report, runs: list[RunFolder]) -> None:
@@ -175,13 +180,11 @@ def test_runs_of_which_none_is_finished_make_a_report_that_says_so(copied: Path)
 
 
 def test_what_a_stranger_left_out_of_a_run_is_left_out_of_the_report(copied: Path) -> None:
-    """Attention, drift, times and samples are told where they are there."""
+    """Attention, drift and samples are told where they are there."""
     for path in copied.rglob("evals.jsonl"):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        kept = [{**line, "attention_entropy": "high", "q_drift": [None], "k_drift": None} for line in lines]
+        kept = [{**line, "attention_entropy": [], "q_drift": [], "k_drift": []} for line in lines]
         path.write_text("".join(f"{json.dumps(line)}\n" for line in kept))
-    for path in copied.rglob("timing_stats.json"):
-        path.write_text(json.dumps({**json.loads(path.read_text()), "seconds_by_part": [1]}))
     for path in copied.rglob("step-10.txt"):
         path.unlink()
         os.mkfifo(path)
@@ -189,6 +192,76 @@ def test_what_a_stranger_left_out_of_a_run_is_left_out_of_the_report(copied: Pat
     titles = [each.title for each in report.sections[0].parts]
     assert "Attention and drift, layer by layer" not in titles
     assert "None of the runs has written a sample." in str(part(report, "Samples, side by side"))
+
+
+DAMAGE = {
+    "manifest.json": [
+        {"learning_rate": {"run_ids": 5}},
+        {"learning_rate": {"run_ids": None}},
+        {"learning_rate": {"run_ids": [[1]]}},
+        {"sessions": "none"},
+    ],
+    "timing_stats.json": [
+        {"median_step_time": 0},
+        {"median_step_time": float("inf")},
+        {"seconds_by_part": {"training": float("inf")}},
+        {"seconds_by_part": [1]},
+    ],
+    "evals.jsonl": [
+        {"loss": 1e308},
+        {"loss": float("nan")},
+        {"attention_entropy": [10**400]},
+        {"q_drift": None},
+        {"elapsed": "long"},
+    ],
+}
+
+
+@pytest.mark.parametrize(("file", "change"), [(file, change) for file, changes in DAMAGE.items() for change in changes])
+def test_a_value_that_makes_no_sense_is_named_and_stops_nothing_else(
+    file: str, change: dict[str, Any], copied: Path
+) -> None:
+    path = copied / "oelm_v2" / "seed-1" / file
+    *others, last = path.read_text().splitlines() if file.endswith("l") else [path.read_text()]
+    record = json.loads(last)
+    for name, value in change.items():
+        record[name] = {**record[name], **value} if isinstance(value, dict) else value
+    path.write_text("\n".join([*others, json.dumps(record)]) + "\n")
+    folders = find_runs([copied])
+    assert file in str(content(folders).sections[-1])
+    (comparison,) = compare_all(folders)
+    assert [row.seeds for row in comparison.rows] == [(0, 1), (0,)]
+    assert file in str(comparison)
+    assert oelm("list", "--out-dir", str(copied)).returncode == 0
+
+
+def test_what_looks_like_a_formula_or_is_half_a_sign_is_shown_as_it_can_be(copied: Path, tmp_path: Path) -> None:
+    path = copied / "oelm_v2" / "seed-1" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["learning_rate"]["how"] = "$\\x$ \ud800"
+    path.write_text(json.dumps(manifest))
+    for kind in ("html", "md"):
+        assert "x$ ?" in report(find_runs([copied]), tmp_path / f"a.{kind}").paths[0].read_text()
+
+
+def test_a_copy_or_a_link_of_a_run_is_not_counted_twice(copied: Path) -> None:
+    shutil.copytree(copied / "oelm_v2" / "seed-1", copied / "copy")
+    (copied / "loop").symlink_to(copied)
+    (comparison,) = compare_all(find_runs([copied]))
+    assert [row.seeds for row in comparison.rows] == [(0, 1), (0, 1)]
+    assert "the same variant and seed as" in str(comparison)
+
+
+def test_runs_that_found_a_rate_are_not_judged(copied: Path, storybook: Path) -> None:
+    for rate in (1e-3, 1e-2):
+        trial = {"max_lr": rate, "seed": 9, "out_dir": copied / "tuning" / f"{rate}", "max_steps": 6}
+        fit(RunConfig.make(**{**SMALL, **trial}, data_path=storybook))
+    tuned = {"max_lr": 1e-2, "tuned_from": copied / "tuning", "out_dir": copied / "tuned", "seed": 0}
+    fit(RunConfig.make(**{**SMALL, **tuned}, data_path=storybook))
+    said = content(find_runs([copied]))
+    assert "Runs that only served to find a learning rate, and are not judged: 2." in str(said.opening)
+    assert len(said.sections) == 1
+    assert "the best of 2 rates by validation loss" in str(part(said, "Provenance"))
 
 
 def test_each_task_has_a_section(copied: Path) -> None:

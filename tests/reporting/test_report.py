@@ -14,10 +14,11 @@ import pytest
 import yaml
 
 import oelm as package
+from oelm.analysis.compare import TWIN
 from oelm.errors import UserError
 from oelm.reporting import paper, words
 from oelm.reporting import report as reporting
-from oelm.reporting.content import SENTENCES, TWIN
+from oelm.reporting.content import SENTENCES
 from oelm.reporting.report import report, up_to_date
 from oelm.runfolder import RunFolder, find_runs
 from oelm.wording import Said
@@ -92,7 +93,7 @@ def test_what_a_stranger_wrote_is_shown_and_does_nothing(copied: Path, tmp_path:
         path.write_text(json.dumps(manifest))
         timing = run.path / "timing_stats.json"
         content = json.loads(timing.read_text())
-        timing.write_text(json.dumps({**content, "seconds_by_part": {HOSTILE: 1.0}}))
+        timing.write_text(json.dumps({**content, "seconds_by_part": {**content["seconds_by_part"], HOSTILE: 1.0}}))
         (run.path / "samples" / "step-10.txt").write_text(f"{HOSTILE}\n```\n# not a heading\n````\n")
     failed = copied / "oelm_v2" / "seed-1" / "status.json"
     failed.write_text(json.dumps({**json.loads(failed.read_text()), "state": "failed", "message": HOSTILE}))

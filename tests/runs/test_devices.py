@@ -102,6 +102,14 @@ def test_what_is_asked_for_must_be_there(machine: Machine, monkeypatch: pytest.M
     ):
         with pytest.raises(UserError, match=message):
             places(gpus, per_run, slots)
+    for words, found in (("1,2", (1, 2)), (machine.gpus[2].uuid, (2,))):  # what a scheduler has assigned
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", words)
+        assert places(None, 1, None) == Gpus(found)
+        assert places("0", 1, None) == Gpus((0,))
+    for words in ("", "3", "GPU-elsewhere"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", words)
+        with pytest.raises(UserError, match="names no GPU that is there"):
+            places(None, 1, None)
     monkeypatch.setattr(devices, "_nvml", lambda: None)
     assert places(None, 1, None) == Slots(1)
     with pytest.raises(UserError, match="NVML finds no GPU"):

@@ -27,6 +27,9 @@ def arms(*names: str, seeds: int | None = None, **changes: Any) -> list[Arm]:
 
 @pytest.fixture
 def matrix(tmp_path: Path) -> Path:
+    for corpus in ("wiki", "reviews", "storybook"):
+        (tmp_path / "data" / corpus).mkdir(parents=True)
+        (tmp_path / "data" / corpus / "meta.json").touch()
     path = tmp_path / "mine.yaml"
     path.write_text(
         "variants: [baseline, headwise+trained]\n"
@@ -42,7 +45,7 @@ def matrix(tmp_path: Path) -> Path:
 
 
 def read(path: Path, seeds: int | None = None, **changes: Any) -> list[Arm]:
-    return read_matrix(path, Path("outputs"), Path("data"), seeds, changes)
+    return read_matrix(path, Path("outputs"), path.parent / "data", seeds, changes)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -149,6 +152,11 @@ def test_flags_go_above_a_matrix(matrix: Path) -> None:
         ("headwise+trained", "headwize", "line 1, variants: unknown variant 'headwize': did you mean headwise"),
         ("headwise+trained", "baseline", "line 1, variants: something stands there twice"),
         ("headwise+trained", "3", "line 1, variants: 3 is not a name"),
+        ("headwise+trained", "normal+trained", "line 1, variants: normal+trained is the same as baseline"),
+        ("[baseline, headwise+trained]", "&a [baseline, *a]", "an alias (*) stands within its own anchor (&)"),
+        ("reviews]", "../data/wiki]", "line 2, corpora: '../data/wiki' is not the name of a prepared corpus"),
+        ("reviews]", "tinystories]", "line 2, corpora: there is no prepared corpus"),
+        ("seeds: 2", "name: all", "line 4, name: 'all' cannot be the name of a matrix"),
         ("1e-3]", "fast]", "line 3, learning_rates: 'fast' is not a number above 0"),
         ("1e-3]", "1e9]", "line 3, learning_rates: --max_lr 1000000000.0 is out of range"),
         ("steps: 200", "step: 200", "line 5, tuning: there are steps and seed, not step"),

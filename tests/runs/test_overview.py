@@ -290,8 +290,8 @@ def test_status_as_json_has_every_field_and_is_json(runs: list[Path]) -> None:
     content = json.loads(result.stdout, parse_constant=refuse)
     assert len(content) == 4
     assert content[0].keys() == {*Overview.__dataclass_fields__, "val_ppl", "best_ppl"}
-    assert content[0]["loss"] is None
-    assert content[0]["host"] == socket.gethostname()
+    assert (content[0]["state"], content[0]["loss"]) == ("unreadable", None)
+    assert content[1]["host"] == socket.gethostname()
 
 
 def test_status_does_not_wait_for_pytorch(runs: list[Path]) -> None:

@@ -17,6 +17,7 @@ from oelm.wording import Said, aligned, formatted, memory, percent, perplexity, 
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 AS_GOOD_AFTER = '"as good after": the time until a variant was as good as the baseline was in the end'
+TWIN = "the same variant and seed as {path}, which is counted"
 WITH_CHANCE = AS_GOOD_AFTER + "; p: how often chance alone would make a gap at least this far from 0"
 
 
@@ -117,7 +118,7 @@ class Comparison:
     @property
     def notes(self) -> list[str]:
         """What is to be said below the tables."""
-        left_out = [f"left out: {each.reason}" for each in self.left_out]
+        left_out = [f"left out: {each}" for each in self.left_out]
         return [self.legend, *(f"note: {text}" for text in self.warnings), *left_out]
 
     def __str__(self) -> str:
@@ -128,7 +129,7 @@ def compare(folders: Sequence[RunFolder], criterion: float = CRITERION) -> Compa
     """Compares finished runs with the baseline among them; refuses runs that were not given the same task."""
     criterion = checked(criterion)
     results = [read_result(folder) for folder in folders]
-    refuse_other_tasks(results)
+    refuse_other_tasks(without_trials(results))
     return compared(results, criterion)
 
 
@@ -138,8 +139,23 @@ def compare_all(folders: Sequence[RunFolder], criterion: float = CRITERION) -> l
     results, left_out = read_results(folders)
     if not results:
         raise UserError("; ".join(["no run is finished yet", *(each.reason for each in left_out)]))
-    groups = sorted(by_task(without_trials(results)), key=len, reverse=True)
+    groups = []
+    for group in sorted(by_task(without_trials(results)), key=len, reverse=True):
+        single, twins = without_twins(group)
+        groups.append(single)
+        left_out += twins
     return [compared(group, criterion, () if i else tuple(left_out)) for i, group in enumerate(groups)]
+
+
+def without_twins(results: Sequence[Result]) -> tuple[list[Result], list[LeftOut]]:
+    """Results of which no two are the same variant, settings and seed; a second one cannot be paired."""
+    kept: dict[tuple[str, int], Result] = {}
+    twins = []
+    for result in results:
+        first = kept.setdefault((alike(result), result.config.seed), result)
+        if first is not result:
+            twins.append(LeftOut(result.folder, Said(TWIN, path=first.folder.path), twin=True))
+    return list(kept.values()), twins
 
 
 def checked(criterion: float) -> float:

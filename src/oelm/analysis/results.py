@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ class Result:
     config: RunConfig
     manifest: dict[str, Any]
     final: dict[str, Any]
+    scores: list[dict[str, Any]]  # the validations on the way
     timing: dict[str, Any]
 
     @property
@@ -49,12 +49,7 @@ class Result:
     def memory(self) -> float | None:
         """The most bytes that the run held on its GPU; None on a CPU."""
         value = self.timing.get("peak_memory_bytes")
-        return None if value is None else float(value)
-
-    @functools.cached_property
-    def scores(self) -> list[dict[str, Any]]:
-        """The validations on the way."""
-        return [score for score in self.folder.scores() if not score["final"]]
+        return float(value) if isinstance(value, int | float) else None
 
     def seconds_to(self, loss: float) -> float | None:
         """How long the run took, all in all, until a validation on the way was as good as this."""
@@ -77,12 +72,16 @@ class Result:
 
 
 def read_result(folder: RunFolder) -> Result:
-    (config, manifest), final, state = folder.identified(), folder.final_eval(), folder.status()["state"]
+    (config, manifest), scores, state = folder.identified(), folder.scores(), folder.status()["state"]
     if state != "finished":
         raise UserError(f"{folder.path} is not finished ({state}); finish it or leave it out")
+    final = next((score for score in reversed(scores) if score["final"]), None)
     if final is None:
         raise UserError(f"{folder.evals} is damaged: the final score is missing; leave the run out")
-    return Result(folder, config, manifest, final, folder.timing())
+    timing = folder.timing()
+    if not timing["median_step_time"] > 0:
+        raise UserError(f"{folder.path}/timing_stats.json is damaged: no step takes no time; leave the run out")
+    return Result(folder, config, manifest, final, [score for score in scores if not score["final"]], timing)
 
 
 @dataclass(frozen=True)
@@ -91,6 +90,11 @@ class LeftOut:
 
     folder: RunFolder
     reason: str
+    twin: bool = False  # of another run, which is counted
+
+    def __str__(self) -> str:
+        path = str(self.folder.path)
+        return self.reason if path in self.reason else f"{path}: {self.reason}"
 
 
 def read_results(folders: Iterable[RunFolder]) -> tuple[list[Result], list[LeftOut]]:
@@ -99,8 +103,8 @@ def read_results(folders: Iterable[RunFolder]) -> tuple[list[Result], list[LeftO
     for folder in folders:
         try:
             results.append(read_result(folder))
-        except (UserError, OSError) as error:
-            left_out.append(LeftOut(folder, str(error)))
+        except Exception as error:  # whatever is wrong with one folder, the others are to be judged
+            left_out.append(LeftOut(folder, str(error) or type(error).__name__))
     return results, left_out
 
 

@@ -11,10 +11,10 @@ from oelm import variants
 from oelm.analysis.compare import (
     Comparison,
     Row,
-    alike,
     checked,
     compared,
     gap_with_interval,
+    without_twins,
 )
 from oelm.analysis.results import LeftOut, Result, by_task, read_results, without_trials
 from oelm.analysis.stats import CRITERION
@@ -41,37 +41,22 @@ from oelm.reporting.styles import styled
 from oelm.runfolder import RunFolder
 from oelm.wording import Said, percent
 
-TWIN = "the same variant and seed as {path}, which is counted"
-
 
 def content(folders: Sequence[RunFolder], criterion: float = CRITERION) -> Report:
     """The report on some runs; those that are not finished, or cannot be read, stop nothing."""
     criterion = checked(criterion)
     results, left_out = read_results(folders)
-    groups = sorted(by_task(results), key=len, reverse=True)
+    judged = without_trials(results)
     comparisons = []
-    for group in groups:
-        single, twins = _without_twins(group)
+    for group in sorted(by_task(judged), key=len, reverse=True):
+        single, twins = without_twins(group)
         left_out += twins
         comparisons.append(compared(sorted(single, key=_place), criterion))
     sections = [_section(number, each) for number, each in enumerate(comparisons, start=1)]
     if left_out:
         sections.append(_unjudged(left_out))
-    return Report(Said("OELM report"), _opening(comparisons, left_out, criterion), tuple(sections))
-
-
-def _without_twins(results: Sequence[Result]) -> tuple[list[Result], list[LeftOut]]:
-    """Results of which no two are the same variant, settings and seed; a second one cannot be paired."""
-    judged = {result.manifest["run_id"] for result in without_trials(results)}
-    kept: dict[tuple[str, int], Result] = {}
-    trials, twins = [], []
-    for result in results:
-        if result.manifest["run_id"] not in judged:
-            trials.append(result)
-        elif (first := kept.setdefault((alike(result), result.config.seed), result)) is not result:
-            reason = Said(TWIN, path=first.folder.path)
-            twins.append(LeftOut(result.folder, reason))
-    return [*kept.values(), *trials], twins
+    opening = _opening(comparisons, left_out, len(results) - len(judged), criterion)
+    return Report(Said("OELM report"), opening, tuple(sections))
 
 
 def _place(result: Result) -> tuple[int, str, float, int]:
@@ -81,7 +66,9 @@ def _place(result: Result) -> tuple[int, str, float, int]:
     return place, result.variant, result.config.max_lr, result.config.seed
 
 
-def _opening(comparisons: Sequence[Comparison], left_out: Sequence[LeftOut], criterion: float) -> tuple[Block, ...]:
+def _opening(
+    comparisons: Sequence[Comparison], left_out: Sequence[LeftOut], trials: int, criterion: float
+) -> tuple[Block, ...]:
     rows = [row for comparison in comparisons for row in comparison.rows]
     if not rows:
         return (Paragraph((Said("No run is finished yet: there is nothing to judge."),)),)
@@ -90,6 +77,8 @@ def _opening(comparisons: Sequence[Comparison], left_out: Sequence[LeftOut], cri
         Said("Finished runs: {runs}, the newest of {date}.", runs=len(runs), date=_newest(runs)),
         Said("The criterion: a perplexity of at most {criterion:g} × the baseline's.", criterion=criterion),
     ]
+    if trials:
+        lede.append(Said("Runs that only served to find a learning rate, and are not judged: {runs}.", runs=trials))
     if left_out:
         lede.append(Said("Runs that could not be judged: {runs}, listed below.", runs=len(left_out)))
     if len(comparisons) == 1:
@@ -170,7 +159,7 @@ SENTENCES = {
     "more seeds would tell.",
     "one seed only": "In the one pair of runs its perplexity is {gap} against the baseline's, where {limit} is "
     "allowed. One pair says nothing about the spread between seeds: no verdict.",
-    "–": "There is no run of the baseline to hold it against: no verdict.",
+    "–": "There is no run of the baseline with the same seed to hold it against: no verdict.",
 }
 
 
@@ -197,7 +186,7 @@ def _cause(left_out: LeftOut) -> tuple[tuple[str, str], ...]:
     except (UserError, OSError):
         status = {"state": "unreadable"}
     if status["state"] in ("finished", "unreadable"):
-        state = "finished" if left_out.reason.startswith(TWIN.partition("{")[0]) else "unreadable"
+        state = "finished" if left_out.twin else "unreadable"
         return (("state", state), ("cause", left_out.reason))
     progress = f"{status.get('step', '?')} / {status.get('max_steps', '?')}"
     return (("state", status["state"]), ("step", progress), ("cause", str(status.get("message") or left_out.reason)))

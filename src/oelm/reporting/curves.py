@@ -111,15 +111,8 @@ def layer_figures(arms: Styled, name: str) -> tuple[Figure, ...]:
 
 
 def _layers(results: Sequence[Result], key: str, style: Style) -> Curve | None:
-    found = [values for result in results if (values := _numbers(result.final.get(key)))]
+    found = [result.final[key] for result in results if result.final[key]]
     if not found:
         return None
     means = [statistics.fmean(layer) for layer in zip(*found, strict=False)]
     return Curve(style, range(1, len(means) + 1), means)
-
-
-def _numbers(values: Any) -> list[float]:
-    """A list of numbers, or nothing."""
-    if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
-        return []
-    return [float(value) for value in values]

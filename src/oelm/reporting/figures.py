@@ -22,6 +22,7 @@ SENTINEL = "#010203"  # drawn with, and replaced by the ink in the end: nothing 
 SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",  # text as text: small, searchable, in the fonts of the reader
     "svg.hashsalt": "oelm",  # the same drawing gives the same bytes
+    "text.parse_math": False,  # a $ is a $
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 from oelm.analysis.compare import Comparison, Row
 from oelm.analysis.results import Result
 from oelm.reporting.blocks import Bars, Figure, Point, Points, Style, Table
 from oelm.reporting.curves import time_unit
 from oelm.reporting.styles import Styled
+from oelm.runfolder import PARTS
 from oelm.wording import Said, formatted, perplexity
 
 
@@ -49,16 +49,8 @@ def _point(row: Row, style: Style, x: float) -> Point:
 
 
 def parts_of(results: Sequence[Result]) -> dict[str, float]:
-    """Seconds by part, as means over the seeds; a run from elsewhere may not say."""
-    each = [_seconds(result.timing.get("seconds_by_part")) for result in results]
-    names = list(dict.fromkeys(name for parts in each for name in parts))
-    return {name: statistics.fmean(parts.get(name, 0.0) for parts in each) for name in names}
-
-
-def _seconds(parts: Any) -> dict[str, float]:
-    if not isinstance(parts, dict):
-        return {}
-    return {name: float(value) for name, value in parts.items() if type(value) in (int, float) and value >= 0}
+    """Seconds by part, as means over the seeds."""
+    return {part: statistics.fmean(result.timing["seconds_by_part"][part] for result in results) for part in PARTS}
 
 
 def time_figures(arms: Styled, name: str) -> tuple[Figure, ...]:

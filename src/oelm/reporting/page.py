@@ -7,6 +7,7 @@ from importlib.resources import files
 from oelm.reporting.blocks import Report
 from oelm.reporting.figures import Gallery
 from oelm.reporting.words import HTML_LANGUAGE, translator
+from oelm.wording import writable
 
 PAPER_INK = "#16191d"
 
@@ -19,7 +20,7 @@ def page(report: Report, gallery: Gallery, language: str, ink: str = "currentCol
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     from markupsafe import Markup
 
-    return environment.from_string((folder / "page.html.jinja").read_text(encoding="utf-8")).render(
+    html = environment.from_string((folder / "page.html.jinja").read_text(encoding="utf-8")).render(
         report=report,
         language=HTML_LANGUAGE[language],
         css=Markup((folder / "page.css").read_text(encoding="utf-8")),
@@ -29,3 +30,4 @@ def page(report: Report, gallery: Gallery, language: str, ink: str = "currentCol
         swatch=lambda style: Markup(gallery.swatch(style, ink)),
         drawn=lambda figure: Markup(gallery.figure(figure, ink)),
     )
+    return writable(html)

@@ -54,14 +54,18 @@ def _facts(result: Result) -> dict[str, str]:
 
 
 def _learning_rate(result: Result) -> str:
-    tuning = result.tuning
-    said = Said("{rate:g}: {how}", rate=result.config.max_lr, how=str(tuning.get("how", "")))
+    tuning, rate = result.tuning, result.config.max_lr
     if not tuning["grid"]:
-        return said
-    losses = tuning.get("losses")
-    each = zip(tuning["grid"], losses if isinstance(losses, list) else [], strict=False)
-    tried = ", ".join(f"{rate} → {loss}" for rate, loss in each)
-    return f"{said} ({tried}; {tuning['budget_steps']:,} steps; {_once(tuning.get('run_ids') or [])})"
+        given = Said("taken as given, not searched")
+        return Said("{rate:g}: {how}", rate=rate, how=given if tuning["how"] == given else tuning["how"])
+    return Said(
+        "{rate:g}: the best of {count} rates by validation loss ({tried}; {steps:,} steps in all; {runs})",
+        rate=rate,
+        count=len(tuning["grid"]),
+        tried=", ".join(f"{each} → {loss}" for each, loss in zip(tuning["grid"], tuning["losses"], strict=False)),
+        steps=tuning["budget_steps"],
+        runs=_once(tuning["run_ids"]),
+    )
 
 
 def _engine(session: dict[str, Any]) -> str:

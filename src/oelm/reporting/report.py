@@ -17,6 +17,7 @@ from oelm.reporting.page import PAPER_INK, page
 from oelm.reporting.paper import pdf
 from oelm.reporting.words import CHINESE_FONT, LANGUAGES, chinese_can_be_drawn, translator
 from oelm.runfolder import RunFolder, write_whole
+from oelm.wording import writable
 
 KINDS = (".html", ".pdf", ".md")
 READ = ("config.yaml", "manifest.json", "evals.jsonl", "timing_stats.json", "status.json")  # of a finished run
@@ -67,8 +68,8 @@ def _write_markdown(base: Path, markdown: Markdown) -> Path:
     shutil.rmtree(figures, ignore_errors=True)  # of a report on other runs
     _make_folder(figures)
     for name, svg in markdown.files.items():
-        _written(figures / name, svg)
-    return _written(base.with_suffix(".md"), markdown.text)
+        _written(figures / name, writable(svg))
+    return _written(base.with_suffix(".md"), writable(markdown.text))
 
 
 def _make_folder(folder: Path) -> None:

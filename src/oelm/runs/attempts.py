@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from oelm.runfolder import RunFolder, append_line, read_lines
+from oelm.errors import UserError
+from oelm.runfolder import RunFolder, append_line, last_line, read_lines
 
 CONSOLE = "console.log"  # what the process of a run printed
 PLAN = "plan.yaml"  # what a queue was told to run
@@ -57,6 +58,15 @@ def ended(folder: RunFolder, code: int, cause: str) -> None:
 def attempts(folder: RunFolder, since: float) -> list[dict[str, Any]]:
     """What the queues have noted since a time."""
     return [line for line in read_lines(folder.path / ATTEMPTS, LINE) if line["time"] >= since]
+
+
+def last_cause(folder: RunFolder) -> str:
+    """Why the last try that a queue saw the end of ended."""
+    try:
+        line = last_line(folder.path / ATTEMPTS, LINE)
+    except UserError:
+        return ""
+    return str(line.get("cause", "")) if line and line["event"] == "end" else ""
 
 
 def cause(folder: RunFolder, code: int) -> str:

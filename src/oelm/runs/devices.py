@@ -86,7 +86,7 @@ class Gpus:
         count = gpu_count()
         if not count:
             raise UserError("--gpus: NVML finds no GPU on this machine; leave it out to run on the CPU")
-        gpus = tuple(chosen) if chosen is not None else tuple(range(count))
+        gpus = tuple(chosen) if chosen is not None else assigned(count)
         if missing := [gpu for gpu in gpus if gpu >= count]:
             raise UserError(f"--gpus {missing[0]}: this machine has the GPUs 0 to {count - 1}")
         if not 1 <= per_run <= len(gpus):
@@ -98,7 +98,10 @@ class Gpus:
         self._occupied = {}
         for gpu in self.chosen:
             uuid, occupied = look_at(gpu)
-            lock = None if occupied else _lock(uuid)
+            try:
+                lock = None if occupied else _lock(uuid)
+            except OSError as error:
+                lock, occupied = None, f"its lock cannot be opened ({error})"
             if lock is None:
                 self._occupied[gpu] = occupied or "another run of OELM"
                 continue
@@ -128,13 +131,29 @@ def _lock(uuid: str) -> int | None:
     with suppress(FileExistsError):
         folder.mkdir(mode=0o777)
         folder.chmod(0o1777)  # for all users of the machine, whatever the umask
-    file = os.open(folder / uuid, os.O_RDONLY | os.O_CREAT, 0o644)
+    try:
+        file = os.open(folder / uuid, os.O_RDONLY)  # with O_CREAT, a file of another user might be refused
+    except FileNotFoundError:
+        file = os.open(folder / uuid, os.O_RDONLY | os.O_CREAT, 0o644)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(file)
         return None
     return file
+
+
+def assigned(count: int) -> tuple[int, ...]:
+    """All GPUs, or those that a scheduler has left this process, by number or by uuid, in CUDA_VISIBLE_DEVICES."""
+    words = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if words is None:
+        return tuple(range(count))
+    uuids = {look_at(gpu)[0]: gpu for gpu in range(count)}
+    wanted = [word.strip() for word in words.split(",") if word.strip()]
+    found = [int(word) if word.isdecimal() else uuids.get(word, count) for word in wanted]
+    if not found or max(found) >= count:
+        raise UserError(f"CUDA_VISIBLE_DEVICES={words} in the environment names no GPU that is there; unset it")
+    return tuple(found)
 
 
 def gpu_count() -> int:

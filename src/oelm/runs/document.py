@@ -40,7 +40,10 @@ class Document:
         if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
             raise UserError(f"{path} must hold 'field: value' lines")
         document = cls(path, content, {})
-        document._number(node, ())
+        try:
+            document._number(node, ())
+        except RecursionError:
+            raise UserError(f"{path}: an alias (*) stands within its own anchor (&)") from None
         return document
 
     def _number(self, node: Any, place: tuple[Place, ...]) -> None:

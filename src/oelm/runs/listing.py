@@ -18,7 +18,7 @@ def rows(outputs: Path) -> list[tuple[str, ...]]:
     """The study's seven, then whatever else there is below the outputs."""
     runs: dict[str, list[Overview]] = {}
     for run in overviews(outputs) if outputs.is_dir() else []:
-        name, *inner = Path(run.path).relative_to(outputs).parts
+        name, *inner = Path(run.path).absolute().relative_to(outputs.absolute()).parts or (outputs.name,)
         if TUNING not in inner:  # those only served to find a rate
             runs.setdefault(name, []).append(run)
     return [

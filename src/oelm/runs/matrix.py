@@ -22,8 +22,10 @@ from typing import Any
 
 import yaml
 
+from oelm import variants
 from oelm.config import LOADER, RunConfig
-from oelm.errors import UserError, known
+from oelm.data.meta import is_corpus
+from oelm.errors import UserError, is_plain_name, known
 from oelm.runs.document import Document
 
 TUNING = "tuning"  # the folder of an experiment's runs that look for a learning rate
@@ -188,16 +190,21 @@ def read_matrix(
     file = Document.read(path)
     file.only(FIELDS)
     name = file.text("name", default=path.stem)
-    if "/" in name or name.startswith(".") or name in EXPERIMENTS:
+    if not is_plain_name(name) or name in (*EXPERIMENTS, "all"):
         raise file.error("name", f"{name!r} cannot be the name of a matrix")
-    variants, corpora = file.texts("variants"), file.texts("corpora", default=["storybook"])
+    names, corpora = file.texts("variants"), file.texts("corpora", default=["storybook"])
     rates = file.numbers("learning_rates", default=[RunConfig.max_lr])
     chosen = tuple(range(_count(seeds))) if seeds is not None else file.seeds("seeds", default=1)
     settings = {**_settings(file), **_changes(changes or {}, path)}
     trial_steps, trial_seed = _tuning(file, chosen)
+    _refuse_twins(file, names)
     arms = []
     for i, corpus in enumerate(corpora):
-        for j, variant in enumerate(variants):
+        if not is_plain_name(corpus):
+            raise file.error("corpora", f"{corpus!r} is not the name of a prepared corpus", i)
+        if not is_corpus(data_dir / corpus):
+            raise file.error("corpora", f"there is no prepared corpus {data_dir / corpus}; oelm prepare {corpus}", i)
+        for j, variant in enumerate(names):
             config = _config(file, settings, {"model_type": (j, variant), "dataset": (i, corpus)}, rates, trial_steps)
             arm = Path(corpus, variant) if len(corpora) > 1 else Path(variant)
             arms.append(
@@ -213,6 +220,19 @@ def read_matrix(
                 )
             )
     return arms
+
+
+def _refuse_twins(file: Document, names: Sequence[str]) -> None:
+    """Two ways to write one variant would be trained twice, and could not be told apart."""
+    seen: dict[str, str] = {}
+    for i, name in enumerate(names):
+        try:
+            variant = variants.name_of(variants.parse(name))
+        except UserError as error:
+            raise file.error("variants", str(error), i) from None
+        if variant in seen:
+            raise file.error("variants", f"{name} is the same as {seen[variant]}", i)
+        seen[variant] = name
 
 
 def _settings(file: Document) -> dict[str, Any]:
@@ -260,6 +280,10 @@ def _config(
             config = RunConfig.make(**{**fields, "max_lr": rate})
             replace(config, max_steps=trial_steps or config.max_steps)
         except UserError as error:
-            lines = {"model_type": ("variants", chosen["model_type"][0]), "max_lr": ("learning_rates", i)}
+            lines = {
+                "model_type": ("variants", chosen["model_type"][0]),
+                "dataset": ("corpora", chosen["dataset"][0]),
+                "max_lr": ("learning_rates", i),
+            }
             raise file.blame(str(error), {**lines, **{name: ("settings", name) for name in settings}}) from None
     return config

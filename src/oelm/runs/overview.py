@@ -19,6 +19,7 @@ from oelm import variants
 from oelm.config import RunConfig
 from oelm.errors import UserError, known
 from oelm.runfolder import DEAD_AFTER_SECONDS, RunFolder, runs_below
+from oelm.runs.attempts import last_cause
 from oelm.runs.waiting import FOLDER as NOTICES
 from oelm.runs.waiting import Waiting, waiting
 from oelm.wording import perplexity
@@ -128,7 +129,7 @@ class Reader:
         overview = Overview(
             path=str(path),
             state=state,
-            message=_plain(str(status.get("message") or "")),
+            message=_plain(str(status.get("message") or (last_cause(folder) if state == "dead" else ""))),
             model_type=config.model_type,
             seed=config.seed,
             step=step,
@@ -219,7 +220,7 @@ def _waiting_in(place: Path) -> list[Waiting]:
     """What queues have yet to start below a folder: their notices lie there, or further up."""
     inside = os.path.abspath(place)  # noqa: PTH100 (a link is to stay what it is)
     return [
-        each
+        replace(each, run=str(place / os.path.relpath(each.run, inside)))
         for folder in (place, *place.parents)
         if (folder / NOTICES).is_dir()
         for each in waiting(folder)

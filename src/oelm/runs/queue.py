@@ -136,7 +136,8 @@ class Queue:
             try:
                 self._rates[arm.folder] = self._best_rate(arm)
             except UserError as error:
-                self._end(arm.folder, Standing("failed", str(error)))
+                stopped = any(self._ended[trial.run_folder].state == "stopped" for trial in arm.trials())
+                self._end(arm.folder, Standing("stopped" if stopped else "failed", str(error)))
         return self._rates.get(arm.folder)
 
     def _best_rate(self, arm: Arm) -> float:
@@ -241,7 +242,7 @@ class Queue:
 
     def _notify(self, notice: Notice, waiting: Sequence[RunConfig]) -> None:
         listed = [
-            Waiting(str(each.run_folder), each.model_type, each.seed, each.max_steps, self._occupied_by)
+            Waiting(str(each.run_folder.absolute()), each.model_type, each.seed, each.max_steps, self._occupied_by)
             for each in waiting
         ]
         with suppress(OSError):  # nobody has to know

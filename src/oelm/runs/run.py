@@ -35,8 +35,9 @@ def planned(
         raise UserError("device cuda needs GPUs: leave --slots out, or set device=cpu")
     if not on_cpu and "cpu" in wanted:
         raise UserError("device cpu goes with --slots N, and not with --gpus")
-    if on_cpu:
-        arms = [replace(arm, config=replace(arm.config, device="cpu")) for arm in arms]
+    # Written out: where PyTorch finds no GPU though one was given, a run is to fail and not to creep along on the CPU.
+    device = "cpu" if on_cpu else "cuda"
+    arms = [replace(arm, config=replace(arm.config, device=device)) for arm in arms]
     check(arms)
     return arms
 
@@ -76,12 +77,14 @@ def work(arms: Sequence[Arm], where: Places, outputs: Path, retries: int, minute
     ended = Queue(arms, where, outputs, retries, patience, say).run()
     print(_summary(ended, outputs), file=out, flush=True)
     if left := [path for path, stands in ended.items() if stands.state != "finished"]:
-        raise RunFailedError(f"{len(left)} of {len(ended)} did not finish; the same command goes on with them")
+        raise RunFailedError(f"{len(left)} did not finish; the same command goes on with them")
 
 
 def _summary(ended: Mapping[Path, Standing], outputs: Path) -> str:
     finished = sum(stands.state == "finished" for stands in ended.values())
-    lines = [f"{finished} of {len(ended)} runs are finished; oelm compare --all {outputs} sets them side by side"]
+    left = len(ended) - finished
+    lines = [f"{finished} runs are finished; oelm compare --all {outputs} sets them side by side"]
+    lines += [f"not finished: {left}"] if left else []
     others = {path: stands for path, stands in ended.items() if stands.state != "finished"}
     lines += [f"  {path.relative_to(outputs)}: {stands.state}: {stands.message}" for path, stands in others.items()]
     return "\n".join(lines)

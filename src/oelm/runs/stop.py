@@ -26,7 +26,7 @@ def stop(names: Sequence[str], outputs: Path, seconds: float, say: Callable[[str
     for place in places:
         place.mkdir(parents=True, exist_ok=True)
         (place / STOP).touch()
-    left = [each for each in waiting(outputs) if any(Path(each.run).is_relative_to(place) for place in places)]
+    left = [each for each in waiting(outputs) if any(_within(each.run, place) for place in places)]
     if left:
         say(f"{len(left)} waiting {'run' if len(left) == 1 else 'runs'} will not be started")
     alive = [folder for place in places for folder in _alive(place, say)]
@@ -40,10 +40,14 @@ def _place(name: str, outputs: Path) -> Path:
     if name == "all":
         return outputs
     there = [path for path in (outputs / name, Path(name)) if path.is_dir()]
-    planned = [outputs / name for each in waiting(outputs) if Path(each.run).is_relative_to(outputs / name)]
+    planned = [outputs / name for each in waiting(outputs) if _within(each.run, outputs / name)]
     if not there and not planned:
         raise UserError(f"{name} is neither an experiment below {outputs} nor a run folder; see oelm status")
     return (there or planned)[0]
+
+
+def _within(run: str, place: Path) -> bool:
+    return Path(run).is_relative_to(place.absolute())
 
 
 def _alive(place: Path, say: Callable[[str], None]) -> list[RunFolder]:

@@ -27,7 +27,7 @@ SHAPE = {
 class Waiting:
     """A run that a queue has yet to start, and what it is waiting for."""
 
-    run: str  # its folder
+    run: str  # its folder, as an absolute path
     model_type: str
     seed: int
     max_steps: int

@@ -23,8 +23,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from oelm.errors import UserError
-from oelm.runfolder import read_json, write_json, write_whole
-from oelm.training.clock import PARTS
+from oelm.runfolder import PARTS, read_json, write_json, write_whole
 
 KEPT = 2
 STATE = {

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oelm.runfolder import PARTS
 from oelm.wording import formatted
-
-PARTS = ("startup", "compiling", "training", "validation", "saving")
 
 
 class Clock:
