@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from benchmarks.folders import make_runs
 
 from oelm.runs import listing
 from oelm.runs.matrix import EXPERIMENTS, TUNING
+from oelm.runs.overview import overviews
+from oelm.runs.waiting import Notice, Waiting
 from tests.conftest import oelm
 
 
@@ -40,3 +43,20 @@ def test_the_command_prints_the_list(tmp_path: Path) -> None:
     result = oelm("list", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "GPT-07" in result.stdout
+
+
+def test_what_waits_is_listed_from_wherever_one_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notice = Notice(tmp_path / "outputs")
+    notice.write([Waiting(str(tmp_path / "outputs/mine/oelm_v2/seed-0"), "oelm_v2", 0, 100, "a free slot")])
+    monkeypatch.chdir(tmp_path)
+    for outputs in (tmp_path / "outputs", Path("outputs")):
+        assert listing.rows(outputs)[-1][:6] == ("mine", "", "oelm_v2", "", "100", "1 waiting")
+    monkeypatch.chdir("/")
+    (run,) = overviews(tmp_path / "outputs")
+    assert (run.state, run.path) == ("waiting", str(tmp_path / "outputs/mine/oelm_v2/seed-0"))
+    notice.remove()
+
+
+def test_a_run_folder_itself_may_be_listed(tmp_path: Path) -> None:
+    (path,) = make_runs(tmp_path, ["baseline"], 1, 10)
+    assert listing.rows(path)[-1][0] == "seed-0"
