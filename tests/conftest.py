@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -42,6 +43,11 @@ def needs(thing: str) -> None:
     if thing in os.environ.get("OELM_REQUIRE", "").split(","):
         pytest.fail(f"OELM_REQUIRE asks for {thing}, and this machine has none")
     pytest.skip(f"not run: this machine has no {thing}")
+
+
+def pytest_configure() -> None:
+    """A shell that runs the tests in the background has them ignore SIGINT, and so would all that they start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
