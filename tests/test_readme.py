@@ -102,6 +102,14 @@ def test_the_variants_are_those_of_the_code() -> None:
     assert rows == variants.NAMED
 
 
+def test_the_sources_and_parts_are_those_of_the_grammar() -> None:
+    from oelm import specs
+
+    sources, parts = re.findall(r"\| (?:sources|parts) \| \|\n\|---\|---\|\n((?:\|.*\n)+)", README)
+    written = [set(re.findall(r"`(\w+)(?:\([^)]*\))?`", column)) for column in (sources, parts)]
+    assert written == [set(specs.SOURCES), set(specs.PARTS)]
+
+
 def test_the_figures_are_those_of_the_result_files() -> None:
     results = Path(__file__).parents[1] / "benchmarks" / "results"
     prepared = json.loads((results / "prepare.json").read_text())

@@ -22,6 +22,7 @@ import yaml
 
 from oelm import variants
 from oelm.errors import UserError, is_number, is_plain_name, is_truth, is_whole, known
+from oelm.specs import Variant
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Model:
 
     model_type: str = "baseline"
     """Variant: baseline, oelm_v2, oelm_random, oelm_global, oelm_matched, orthogonal_trainable, oelm_shuffle,
-    identity_q, or a spec such as "headwise+trained", "q=headwise,k=normal+trained" or "normal+freeze(3000)"."""
+    identity_q, thin_keys, or a spec such as "headwise+lowrank(32)+shift", "q=headwise,k=normal+trained" or
+    "normal+freeze(3000)"."""
     preset: str = "nano"
     """A named size that sets the fields below: nano, mini or medium-512."""
     vocab_size: int = 0
@@ -65,6 +67,8 @@ class Training:
     """Learning rate at the end of the warm-up."""
     min_lr: float | None = None
     """Learning rate at which the cosine would arrive one step after the last. None: a tenth of max_lr."""
+    layer_lr: float = 1.0
+    """Learning rate of the last block as a multiple of the first one's; it changes evenly from block to block."""
     warmup_steps: int | None = None
     """Steps of linear warm-up. None: 2 % of the steps, but at least 100."""
     beta1: float = 0.9
@@ -140,7 +144,7 @@ class RunConfig(Operation, Training, Model):
         return cls(**layered(file, given))
 
     @property
-    def variant(self) -> variants.Variant:
+    def variant(self) -> Variant:
         return variants.parse(self.model_type)
 
     @property
@@ -271,6 +275,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "batch_size": (1, 10**7),
     "max_lr": (1e-12, 100),
     "min_lr": (0, 100),
+    "layer_lr": (1e-6, 1e6),
     "warmup_steps": (0, 10**10),
     "beta1": (0, 0.999999),
     "beta2": (0, 0.9999999),
@@ -300,19 +305,12 @@ def check(config: RunConfig) -> None:
         raise UserError(f"--dataset {config.dataset!r} must be a name; for the folder of a corpus use --data_path")
     known("recipe", config.recipe, RECIPES)
     known("preset", config.preset, PRESETS)
-    for side in variants.parse(config.model_type).sides.values():
-        if (change := side.when.change(config.max_steps)) and change >= config.max_steps:
-            raise UserError(
-                f"--model_type {config.model_type}: the run ends after {config.max_steps:,} steps, so there "
-                f"would be nothing to {side.when.kind} at step {change:,}"
-            )
     if config.d_model % config.num_heads:
         raise UserError(
             f"--num_heads {config.num_heads} does not divide --d_model {config.d_model}; "
             f"nearest head counts that do: {_nearest_divisors(config.d_model, config.num_heads)}"
         )
-    if config.positions == "rope" and (config.d_model // config.num_heads) % 2:
-        raise UserError("--positions rope needs an even number of channels per head (d_model / num_heads)")
+    _check_variant(config)
     if config.min_lr is not None and config.min_lr > config.max_lr:
         raise UserError(f"--min_lr {config.min_lr:g} is above --max_lr {config.max_lr:g}")
     if config.warmup_steps is not None and config.warmup_steps > config.max_steps:
@@ -326,6 +324,36 @@ def check(config: RunConfig) -> None:
         raise UserError(f"--accumulation {config.accumulation} does not divide --batch_size {config.batch_size}")
     if not re.fullmatch(r"auto|cpu|cuda|cuda:[0-9]+", config.device):
         raise UserError(f"--device {config.device} is unknown: use auto, cpu, cuda or cuda:N")
+
+
+def _check_variant(config: RunConfig) -> None:
+    """Refuses a variant that does not go with the shape of the model or the length of the run."""
+
+    def wrong(message: str) -> UserError:
+        return UserError(f"--model_type {config.model_type}: {message}")
+
+    head, layers, heads = config.d_model // config.num_heads, config.num_layers, config.num_heads
+    thin = config.variant.q.thin
+    if head % thin:
+        raise wrong(f"thin({thin}) does not divide the {head} channels of a head (d_model / num_heads)")
+    if config.positions == "rope" and (head // thin) % 2:
+        raise UserError("--positions rope needs an even number of channels per head of Q and K (d_model / num_heads)")
+    if config.variant.k.bias and config.positions != "rope":
+        raise wrong("a bias of K adds the same to all logits of a query, so it has no effect without --positions rope")
+    for side in config.variant.sides.values():
+        if side.layers and side.layers[1] >= layers:
+            raise wrong(f"layer {side.layers[1]} is beyond the last one, {layers - 1}")
+        if side.heads < 100 and not 0 < round(side.heads / 100 * heads) < heads:
+            raise wrong(f"{side.heads} % of {heads} heads is {'all' if side.heads > 50 else 'none'} of them")
+        if (rank := max(side.lowrank, side.residual)) > config.d_model:
+            raise wrong(f"a correction of rank {rank} is wider than the model, {config.d_model}")
+        for depth in (0, 1):
+            when = side.when.at(depth)
+            if (change := when.change(config.max_steps)) and change >= config.max_steps:
+                raise wrong(
+                    f"the run ends after {config.max_steps:,} steps, so there would be nothing to {when.kind} "
+                    f"at step {change:,}"
+                )
 
 
 def _nearest_divisors(number: int, wanted: int) -> str:

@@ -67,23 +67,30 @@ def test_a_hopeless_token_has_a_loss_that_is_a_number() -> None:
 @pytest.mark.parametrize("precision", ROUNDING)
 @pytest.mark.parametrize("add", [False, True])
 def test_weight_gradients_in_one_launch(precision: torch.dtype, add: bool) -> None:
-    """Of several sizes, one of them a slice of a wider gradient."""
+    """Of several sizes and tiles, some of them slices of wider ones; and of a size that fills no tile."""
     from oelm.fast import grouped_kernels
 
-    stacked, x = torch.randn(192, 384).bfloat16(), torch.randn(192, 128).bfloat16()
-    wide = torch.randn(192, 256).bfloat16()
-    factors = [(stacked[:, 128:256], x), (wide, x), (x, wide), (stacked[:, :128], wide)]
-    starts = [torch.randn(g.shape[1], x.shape[1]).to(precision) for g, x in factors]
-    outs = [start.cuda() for start in starts]
-    on_gpu = {id(t): t.cuda() for t in (stacked, x, wide)}
-    slices = [on_gpu[id(stacked)][:, 128:256], on_gpu[id(wide)], on_gpu[id(x)], on_gpu[id(stacked)][:, :128]]
-    others = [on_gpu[id(x)], on_gpu[id(x)], on_gpu[id(wide)], on_gpu[id(wide)]]
-    jobs = [products.Job(g, other, out) for g, other, out in zip(slices, others, outs, strict=True)]
-    assert grouped_kernels.fit(jobs)
+    stacked, x, wide = (torch.randn(192, width).bfloat16() for width in (416, 128, 256))
+    pairs = [
+        ((stacked, slice(128, 256)), (x, slice(None)), (128, 128)),
+        ((wide, slice(None)), (x, slice(None)), (128, 128)),
+        ((x, slice(None)), (wide, slice(None)), (128, 128)),
+        ((stacked, slice(384, 416)), (wide, slice(None)), (32, 128)),
+        ((wide, slice(None)), (stacked, slice(384, 416)), (128, 32)),
+        ((stacked, slice(384, 400)), (x, slice(64)), (16, 64)),
+        ((stacked, slice(0, 24)), (x, slice(None)), None),
+    ]
+    there = {id(t): t.cuda() for t in (stacked, x, wide)}
+    starts = [torch.randn(len(g[0, i]), len(y[0, j])).to(precision) for (g, i), (y, j), _ in pairs]
+    jobs = [
+        products.Job(there[id(g)][:, i], there[id(y)][:, j], start.cuda())
+        for ((g, i), (y, j), _), start in zip(pairs, starts, strict=True)
+    ]
+    assert [grouped_kernels.tile_of(job) for job in jobs] == [tile for *_, tile in pairs]
     products.WeightGradients(torch.device("cuda"))(jobs, 0, add)
-    for (g, other), start, out in zip(factors, starts, outs, strict=True):
-        expected = g.float().T @ other.float() + (start.float() if add else 0)
-        torch.testing.assert_close(out.cpu().float() / 192**0.5, expected / 192**0.5, rtol=1e-2, atol=1e-2)
+    for ((g, i), (y, j), _), start, job in zip(pairs, starts, jobs, strict=True):
+        expected = g[:, i].float().T @ y[:, j].float() + (start.float() if add else 0)
+        torch.testing.assert_close(job.out.cpu().float() / 192**0.5, expected / 192**0.5, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("dtype", ROUNDING)

@@ -29,6 +29,10 @@ VARIANTS = [
     "q=normal+trained,k=headwise",
     "oelm_shuffle",
     "identity_q",
+    "thin_keys",
+    "headwise+heads(50%)+shift(2)+core+lowrank(6)+residual(3)+gain+temperature",
+    "q=headwise+lowrank(8)+layers(0),k=shuffle+shift+lowrank(8)",
+    "q=zero+residual(4)+bias,k=identity+shift",
 ]
 
 
@@ -75,7 +79,7 @@ def test_it_trains_as_the_logical_model_does(tiny: Tiny, variant: str, settings:
     assert all(moments[name].shape == tensor.shape for name, tensor in their_moments.items())
 
 
-@pytest.mark.parametrize("variant", ["oelm_v2", "oelm_shuffle"])
+@pytest.mark.parametrize("variant", ["oelm_v2", "oelm_shuffle", VARIANTS[-3]])
 def test_compiled_as_the_graph_engine_does_it_gives_the_same_gradient(tiny: Tiny, variant: str) -> None:
     needs("compiler")
     config = tiny(vocab_size=61, model_type=variant).resolved(61)
@@ -102,9 +106,9 @@ def test_a_block_is_compiled_once_for_all_layers(tiny: Tiny) -> None:
 
 def test_a_frozen_matrix_is_in_no_group_and_does_not_move(tiny: Tiny) -> None:
     config = tiny(vocab_size=61, model_type="oelm_v2", weight_decay=0.5, decay="all").resolved(61)
-    born = {name: w.clone() for name, w in GPT(config, config.seed).query_key_weights().items()}
+    born = {name: w.clone() for name, w in GPT(config, config.seed).matrices().items()}
     model, working, _ = worked(config, 3)
-    for name, weight in model.query_key_weights().items():
+    for name, weight in model.matrices().items():
         assert torch.equal(weight, born[name])
         assert f"{name}.exp_avg" not in working.flat.moments()
 
@@ -146,9 +150,15 @@ def test_the_loss_of_a_padded_head_is_the_unpadded_one() -> None:
     torch.testing.assert_close(gradient[50:], torch.ones(14, 8))
 
 
-@pytest.mark.parametrize(("variant", "frozen"), [("oelm_v2", 2), ("q=headwise,k=normal+trained", 1)])
-def test_weight_gradients_of_frozen_rows_are_not_computed(tiny: Tiny, variant: str, frozen: int) -> None:
-    """Counted in the FLOPs of all matrix products of a step, which fall by just those."""
+CORRECTED = "headwise+lowrank(4)+residual(2)+shift+gain"
+
+
+@pytest.mark.parametrize(
+    ("variant", "frozen"),
+    [("headwise", 2), ("q=headwise,k=normal+trained", 1), (CORRECTED, 2), ("headwise+heads(50%)", 1)],
+)
+def test_weight_gradients_of_frozen_rows_are_not_computed(tiny: Tiny, variant: str, frozen: float) -> None:
+    """Counted in the FLOPs of all matrix products of a step, which fall by just those; corrections or not."""
 
     def products(model_type: str) -> int:
         config = tiny(vocab_size=61, model_type=model_type).resolved(61)
@@ -158,6 +168,6 @@ def test_weight_gradients_of_frozen_rows_are_not_computed(tiny: Tiny, variant: s
             working.gradients(inputs, targets, rows, 1.0)
         return sum(event.flops for event in profile.key_averages() if event.key in ("aten::mm", "aten::addmm"))
 
-    config = tiny()
+    config, trained = tiny(), variant.replace("headwise", "headwise+trained").replace("+heads(50%)", "")
     per_matrix = 2 * config.tokens_per_step * config.d_model**2
-    assert products("baseline") - products(variant) == frozen * config.num_layers * per_matrix
+    assert products(trained) - products(variant) == frozen * config.num_layers * per_matrix

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save, save_file
 from oelm import cli
 from oelm.config import RunConfig
 from oelm.errors import UserError
-from oelm.model.gpt import birth
+from oelm.model.querykey import birth
 from oelm.runfolder import RunFolder
 from oelm.training import audit
 from oelm.training.checkpoint import tensor_hash

@@ -74,6 +74,24 @@ def test_the_two_sides_may_differ(tiny: Tiny) -> None:
 
 
 @pytest.mark.usefixtures("kept")
+def test_layers_may_freeze_one_after_the_other(tiny: Tiny) -> None:
+    folder = fit(tiny(model_type="normal+freeze(2-4)", max_steps=6, save_interval=1))
+    assert moves(folder, QUERY) == [True, False, False, False, False]
+    assert moves(folder, QUERY.replace("s.0", "s.1")) == [True, True, True, False, False]
+    assert all(finding.intact for finding in audit.findings(folder))
+
+
+@pytest.mark.usefixtures("kept")
+def test_only_some_heads_and_layers_may_be_frozen(tiny: Tiny) -> None:
+    folder = fit(tiny(model_type="q=headwise+heads(50%),k=headwise+layers(1)", max_steps=5, save_interval=1))
+    key = QUERY.replace(".q.", ".k.")
+    assert [any(moves(folder, name)) for name in (QUERY, QUERY.replace("weight", "free"))] == [False, True]
+    assert [any(moves(folder, name)) for name in (key, key.replace("s.0", "s.1"))] == [True, False]
+    assert all(finding.intact for finding in audit.findings(folder))
+    assert len(audit.findings(folder)) == 3 * 7  # three frozen matrices, at the end, in five checkpoints, in the best
+
+
+@pytest.mark.usefixtures("kept")
 def test_a_frozen_matrix_has_no_moments_and_a_thawed_one_begins_at_zero(tiny: Tiny) -> None:
     folder = fit(tiny(model_type="q=normal+freeze(2),k=headwise+thaw(2)", max_steps=5, save_interval=1))
     states = [load_file(folder.checkpoints / f"step-{step}" / "optimizer.safetensors") for step in range(1, 6)]
@@ -116,7 +134,15 @@ def test_the_audit_notices_a_matrix_that_moved_while_it_was_frozen(tiny: Tiny, m
 
 
 @pytest.mark.usefixtures("kept")
-@pytest.mark.parametrize("variant", ["normal+freeze(5)", "headwise+thaw(5)", "q=normal+every(3),k=headwise+thaw(6)"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "normal+freeze(5)",
+        "headwise+thaw(5)",
+        "q=normal+every(3),k=headwise+thaw(6)",
+        "headwise+thaw(4-6)+heads(50%)+shift(2)+core+lowrank(4)+residual(2)+gain+bias+temperature+rate(0.5)",
+    ],
+)
 @pytest.mark.parametrize("start", [4, 5, 6])
 def test_a_run_taken_back_over_a_change_ends_with_the_same_bytes(tiny: Tiny, variant: str, start: int) -> None:
     fields = {"model_type": variant, "max_steps": 8, "save_interval": 1, "log_interval": 1}
@@ -130,7 +156,9 @@ def test_a_run_taken_back_over_a_change_ends_with_the_same_bytes(tiny: Tiny, var
     assert [record["loss"] for record in read_lines(folder.metrics)] == losses
 
 
-@pytest.mark.parametrize("variant", ["q=normal+freeze(3),k=headwise+thaw(5)", "normal+every(3)"])
+@pytest.mark.parametrize(
+    "variant", ["q=normal+freeze(3),k=headwise+thaw(5)", "normal+every(3)", "headwise+heads(50%)+lowrank(4)+shift"]
+)
 def test_two_processes_freeze_together(tiny: Tiny, tmp_path: Path, variant: str) -> None:
     fields = {"model_type": variant, "max_steps": 8, "log_interval": 1}
     one = fit(tiny(**fields, out_dir=str(tmp_path / "one")))

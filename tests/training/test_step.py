@@ -50,9 +50,9 @@ def test_the_compiled_step_equals_the_eager_one(tiny: Tiny) -> None:
 
 def test_frozen_matrices_have_no_gradient_no_moments_and_no_decay(tiny: Tiny) -> None:
     config = tiny(vocab_size=64, model_type="oelm_v2", weight_decay=0.5, decay="all").resolved(64)
-    born = {name: w.clone() for name, w in GPT(config, config.seed).query_key_weights().items()}
+    born = {name: w.clone() for name, w in GPT(config, config.seed).matrices().items()}
     model, _ = run_steps(config, 5)
-    for name, weight in model.query_key_weights().items():
+    for name, weight in model.matrices().items():
         assert weight.grad is None
         assert torch.equal(weight, born[name])
     value = "blocks.0.attention.v.weight"
@@ -88,6 +88,27 @@ def test_decay_reaches_biases_and_norms_only_under_all(tiny: Tiny, decay: str, s
     assert decays["blocks.0.mlp.up.weight"] == 50.0
     assert (decays["norm.weight"] == 50.0) == shrinks
     assert (decays["blocks.0.mlp.up.bias"] == 50.0) == shrinks
+
+
+def test_rates_go_by_side_and_layer(tiny: Tiny) -> None:
+    """In the first step, AdamW moves every weight by its rate, decay apart."""
+    fields = {"weight_decay": 0.0, "grad_clip": 0.0, "warmup_steps": 0, "num_layers": 3, "layer_lr": 4.0}
+    config = tiny(vocab_size=64, model_type="q=normal+trained+rate(0.5),k=headwise+lowrank(4)+rate(3)", **fields)
+    before = dict(GPT(config.resolved(64), config.seed).named_parameters())
+    after, _ = run_steps(config, 1)
+    moved = {n: (p - before[n]).abs().max().item() / config.max_lr for n, p in after.named_parameters()}
+    for name, factor in {
+        "tokens.weight": 1,
+        "norm.weight": 1,
+        "blocks.0.attention.v.weight": 1,
+        "blocks.1.mlp.up.weight": 2,
+        "blocks.2.attention.o.weight": 4,
+        "blocks.0.attention.q.weight": 0.5,
+        "blocks.2.attention.q.weight": 2,
+        "blocks.1.attention.k.lowrank_up": 6,
+        "blocks.1.attention.k.weight": 0,
+    }.items():
+        assert moved[name] == pytest.approx(factor, rel=1e-2), name
 
 
 def test_dropout_is_a_function_of_seed_and_step(tiny: Tiny) -> None:

@@ -13,24 +13,26 @@ from torch import Tensor
 from oelm.fast.addresses import Addresses
 from oelm.fast.products import Job
 
-SIDE, DEEP = 128, 64  # of a tile, in both directions; and how many tokens are added up at a time
+SIDES = (128, 64, 32, 16)  # of a tile; the largest that cuts a gradient into whole ones
+DEEP = 64  # how many tokens are added up at a time
+
+Tile = tuple[int, int]  # rows, columns
 
 
-def fit(jobs: Sequence[Job]) -> bool:
-    """Whether the kernel can do these: bf16, whole tiles only."""
-    return bool(jobs) and all(
+def tile_of(job: Job) -> Tile | None:
+    """How the kernel would cut a job; None where it cannot do it: it reads bf16, and whole tiles only."""
+    fits = (
         job.x.dtype == torch.bfloat16
         and len(job.x) % DEEP == 0
-        and job.out.shape[0] % SIDE == 0
-        and job.out.shape[1] % SIDE == 0
         and job.out.is_contiguous()
         and all(_in_words(factor) for factor in (job.gradient, job.x))
-        for job in jobs
     )
+    sides = [next((side for side in SIDES if size % side == 0), 0) for size in job.out.shape]
+    return (sides[0], sides[1]) if fits and all(sides) else None
 
 
 def _in_words(factor: Tensor) -> bool:
-    return factor.stride(1) == 1 and factor.stride(0) % 64 == 0 and factor.data_ptr() % 16 == 0
+    return factor.stride(1) == 1 and factor.stride(0) % 16 == 0 and factor.data_ptr() % 16 == 0
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,11 @@ class Grouped:
         self._device = device
         self._tiles: dict[tuple[int, ...], _Tiles] = {}
 
-    def __call__(self, jobs: Sequence[Job], micro: int, add: bool) -> None:
+    def __call__(self, jobs: Sequence[Job], tile: Tile, micro: int, add: bool) -> None:
         """micro: the number of the call, among those of a step; each has addresses of its own."""
         key = (micro, *(job.out.data_ptr() for job in jobs))
         if key not in self._tiles:
-            self._tiles[key] = self._cut(jobs)
+            self._tiles[key] = self._cut(jobs, tile)
         tiles = self._tiles[key]
         rows = [
             tiles.where.note(row, values)
@@ -77,7 +79,8 @@ class Grouped:
             tokens=len(jobs[0].x),
             add=add,
             narrow=jobs[0].out.dtype == torch.bfloat16,
-            side=SIDE,
+            tall=tile[0],
+            wide=tile[1],
             deep=DEEP,
             num_warps=4,
             num_stages=3,
@@ -87,12 +90,12 @@ class Grouped:
         for tiles in self._tiles.values():
             tiles.where.settle()
 
-    def _cut(self, jobs: Sequence[Job]) -> _Tiles:
+    def _cut(self, jobs: Sequence[Job], tile: Tile) -> _Tiles:
         tiles = [
             (number, top, left)
             for number, job in enumerate(jobs)
-            for top in range(0, job.out.shape[0], SIDE)
-            for left in range(0, job.out.shape[1], SIDE)
+            for top in range(0, job.out.shape[0], tile[0])
+            for left in range(0, job.out.shape[1], tile[1])
         ]
         numbers, tops, lefts = torch.tensor(tiles, dtype=torch.int32, device=self._device).T.contiguous()
         return _Tiles(numbers, tops, lefts, Addresses(6, len(jobs), self._device))
@@ -117,24 +120,25 @@ def _weight_gradients(
     tokens: tl.constexpr,
     add: tl.constexpr,
     narrow: tl.constexpr,
-    side: tl.constexpr,
+    tall: tl.constexpr,
+    wide: tl.constexpr,
     deep: tl.constexpr,
 ):
     job = tl.load(jobs + tl.program_id(0))
-    top = tl.multiple_of(tl.load(tops + tl.program_id(0)), side)
-    left = tl.multiple_of(tl.load(lefts + tl.program_id(0)), side)
-    gradient_stride = tl.multiple_of(tl.load(gradient_strides + job), 64)
-    x_stride = tl.multiple_of(tl.load(x_strides + job), 64)
+    top = tl.multiple_of(tl.load(tops + tl.program_id(0)), tall)
+    left = tl.multiple_of(tl.load(lefts + tl.program_id(0)), wide)
+    gradient_stride = tl.multiple_of(tl.load(gradient_strides + job), 16)
+    x_stride = tl.multiple_of(tl.load(x_strides + job), 16)
     token = tl.arange(0, deep)
-    row, column = top + tl.arange(0, side), left + tl.arange(0, side)
+    row, column = top + tl.arange(0, tall), left + tl.arange(0, wide)
     gradient = _at(tl.load(gradients + job), tl.bfloat16) + token[:, None] * gradient_stride + row[None, :]
     x = _at(tl.load(xs + job), tl.bfloat16) + token[:, None] * x_stride + column[None, :]
-    total = tl.zeros((side, side), tl.float32)
+    total = tl.zeros((tall, wide), tl.float32)
     for _ in range(0, tokens, deep):
         total = tl.dot(tl.load(gradient).T, tl.load(x), total)
         gradient += deep * gradient_stride
         x += deep * x_stride
-    places = row[:, None] * tl.multiple_of(tl.load(widths + job), side) + column[None, :]
+    places = row[:, None] * tl.multiple_of(tl.load(widths + job), wide) + column[None, :]
     if narrow:  # noqa: SIM108
         out = _at(tl.load(outs + job), tl.bfloat16) + places
     else:

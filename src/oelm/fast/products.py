@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oelm.fast.gelu import gelu, gelu_backward
-from oelm.model.attention import Shuffle, shuffled
+from oelm.model.projection import shuffle_table, shuffled
 
 
 class Product(nn.Module):
@@ -84,26 +84,45 @@ class _Up(torch.autograd.Function):
         return by_before @ weight, None, by_bias, by_before
 
 
-class Sides(Product):
-    """Several sides of attention as one product; `names`: which, in the order of their rows."""
+@dataclass(frozen=True)
+class Reader:
+    """A matrix that reads what a side of attention reads: the number of the side, its name there, and its rows."""
 
-    def __init__(self, weight: Tensor, names: tuple[str, ...]) -> None:
-        super().__init__(weight)
-        self.names = names
+    side: int
+    name: str
+    rows: int
 
-    def forward(self, x: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
-        return dict(zip(self.names, super().forward(x).chunk(len(self.names), dim=-1), strict=True))
+
+class Stacked(nn.Module):
+    """What the sides of attention read from their inputs, with one product for all that read the same input.
+
+    A product may have more rows than its readers; the rest is padding.
+    """
+
+    def __init__(self, stacks: Sequence[tuple[Product, Sequence[Reader]]]) -> None:
+        super().__init__()
+        self.products = nn.ModuleList(product for product, _ in stacks)
+        self.readers = [list(readers) for _, readers in stacks]
+
+    def forward(self, inputs: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+        read: list[dict[str, Tensor]] = [{} for _ in inputs]
+        for product, readers in zip(self.products, self.readers, strict=True):
+            made, first = product(inputs[readers[0].side]), 0
+            for reader in readers:
+                read[reader.side][reader.name] = made.narrow(-1, first, reader.rows)
+                first += reader.rows
+        return read
 
 
 class FixedShuffle(nn.Module):
-    """What model.attention.Shuffle does, by a table that is made beforehand."""
+    """A signed permutation by a table that is made beforehand."""
 
-    def __init__(self, shuffle: Shuffle) -> None:
+    def __init__(self, order: Tensor) -> None:
         super().__init__()
-        self._tables = [table.clone() for table in shuffle.table()]
+        self._tables = [table.clone() for table in shuffle_table(order)]
 
-    def refresh(self, shuffle: Shuffle) -> None:
-        for ours, theirs in zip(self._tables, shuffle.table(), strict=True):
+    def refresh(self, order: Tensor) -> None:
+        for ours, theirs in zip(self._tables, shuffle_table(order), strict=True):
             ours.copy_(theirs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -120,22 +139,27 @@ class Job:
 
 
 class WeightGradients:
-    """Computes jobs, as one launch where they are of a size for it."""
+    """Computes jobs, all of one tile in one launch where they are of a size for it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._grouped: Any = None
 
     def __call__(self, jobs: Sequence[Job], micro: int, add: bool) -> None:
+        by_tile: dict[tuple[int, int] | None, list[Job]] = {None: list(jobs)}
         if self._device.type == "cuda":
             from oelm.fast import grouped_kernels
 
-            if grouped_kernels.fit(jobs):
-                self._grouped = self._grouped or grouped_kernels.Grouped(self._device)
-                self._grouped(jobs, micro, add)
-                return
-        for job in jobs:
-            multiply(job.gradient.T, job.x, job.out, add)
+            self._grouped = self._grouped or grouped_kernels.Grouped(self._device)
+            by_tile = {}
+            for job in jobs:
+                by_tile.setdefault(grouped_kernels.tile_of(job), []).append(job)
+        for tile, some in by_tile.items():
+            if tile is not None:
+                self._grouped(some, tile, micro, add)
+                continue
+            for job in some:
+                multiply(job.gradient.T, job.x, job.out, add)
 
     def settle(self) -> None:
         """Ends what a capture of these launches could not do."""

@@ -8,6 +8,7 @@ padded to what matrix units like. `refresh` makes the copy anew when the weights
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Set
 from dataclasses import dataclass
 
@@ -19,12 +20,12 @@ from oelm.config import RunConfig
 from oelm.fast.adamw import Flat, Unit
 from oelm.fast.loss import head_loss, head_score
 from oelm.fast.norm import FusedAddNorm
-from oelm.fast.products import FixedShuffle, Job, Product, Sides, Up, WeightGradients
-from oelm.model.attention import Attention, Shuffle
+from oelm.fast.products import FixedShuffle, Job, Product, Reader, Stacked, Up, WeightGradients
+from oelm.model.attention import Attention
 from oelm.model.gpt import GPT, AddNorm, Block
+from oelm.model.projection import Projection
 
-VOCABULARY_MULTIPLE = 64
-SIDES = ("q", "k", "v")
+MULTIPLE = 64  # rows of a matrix that several share, and of the vocabulary: what matrix units like
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Working:
         self._table, *_ = self.flat.by_unit(self.flat.weights)
         self._head = self.flat.copies[0]
         self._frozen_rows: list[tuple[Tensor, nn.Parameter]] = []  # of stacks, and where they come from
-        self._shuffles: list[tuple[FixedShuffle, Shuffle]] = []
+        self._shuffles: list[tuple[FixedShuffle, nn.Parameter]] = []
         self._matrices: list[_Matrix] = []
         self._lay_out(model)
         self._products = list(dict.fromkeys(matrix.product for matrix in self._matrices))
@@ -65,8 +66,8 @@ class Working:
         """Makes the working copies anew from the logical weights."""
         for rows, weight in self._frozen_rows:
             rows.copy_(weight)
-        for ours, logical in self._shuffles:
-            ours.refresh(logical)
+        for ours, order in self._shuffles:
+            ours.refresh(order)
         self.flat.refresh()
 
     def gradients(
@@ -134,42 +135,68 @@ class Working:
         for layer, block in enumerate(self.model.blocks):
             assert isinstance(block, Block)
             place = f"blocks.{layer}"
+            for name, side in block.attention.sides.items():
+                self._lay_out_side(f"{place}.attention.{name}", model, side)
             self._stack(f"{place}.attention", model, block.attention)
-            block.attention.o = self._product(f"{place}.attention.o")  # type: ignore[assignment]
-            block.mlp.fused_up = self._product(f"{place}.mlp.up", Up)
+            block.attention.o = self._product(f"{place}.attention.o.weight")  # type: ignore[assignment]
+            block.mlp.fused_up = self._product(f"{place}.mlp.up.weight", Up)
             del block.mlp.up
-            block.mlp.down = self._product(f"{place}.mlp.down")  # type: ignore[assignment]
+            block.mlp.down = self._product(f"{place}.mlp.down.weight")  # type: ignore[assignment]
         for place, module in list(self.model.named_modules()):
             if isinstance(module, AddNorm):
                 self.model.set_submodule(place, FusedAddNorm(module, self.precision))
-            elif isinstance(module, Shuffle):
-                fixed, logical = FixedShuffle(module), model.get_submodule(place)
-                assert isinstance(logical, Shuffle)
-                self.model.set_submodule(place, fixed)
-                self._shuffles.append((fixed, logical))
 
-    def _product(self, place: str, kind: type[Product] = Product) -> Product:
-        unit = self._numbers[f"{place}.weight"]
-        bias = self._numbers.get(f"{place}.bias")
+    def _product(self, name: str, kind: type[Product] = Product) -> Product:
+        """A trained matrix as a product of its own."""
+        unit, bias = self._numbers[name], self._numbers.get(f"{name.removesuffix('.weight')}.bias")
         product = kind(self.flat.copies[unit], None if bias is None else nn.Parameter(self.flat.copies[bias]))
         self._matrices.append(_Matrix(unit, product, slice(None)))
         return product
 
+    def _lay_out_side(self, place: str, model: GPT, side: Projection) -> None:
+        """Gives a side of attention what it computes with after its input has been read."""
+        for correction in side.corrections:
+            side.ups[correction] = self._product(f"{place}.{correction}_up")
+            delattr(side, f"{correction}_up")
+        if side.source == "shuffle":
+            order = model.get_parameter(f"{place}.order")
+            side.fixed_shuffle = FixedShuffle(order)
+            self._shuffles.append((side.fixed_shuffle, order))
+
     def _stack(self, place: str, model: GPT, attention: Attention) -> None:
-        """Makes Q, K and V of a layer, as far as they are matrices, one product."""
-        named = dict(model.named_parameters())
-        weights = {side: named[name] for side in SIDES if (name := f"{place}.{side}.weight") in named}
-        whole = torch.cat(list(weights.values())).detach().to(self.precision)
-        attention.stacked = Sides(whole, tuple(weights))
-        for i, (side, weight) in enumerate(weights.items()):
-            rows = slice(i * len(weight), (i + 1) * len(weight))
-            unit = self._numbers.get(f"{place}.{side}.weight")
-            if unit is None:
-                self._frozen_rows.append((whole[rows], weight))
+        """Makes all matrices of a layer's Q, K and V that read the same input one product."""
+        names, sides = list(attention.sides), list(attention.sides.values())
+        stacks = []
+        for inputs in _alike(sides):
+            # Those of full width first: their heads begin where matrix units like it.
+            found = [(number, reader) for number in inputs for reader in sides[number].readers]
+            found.sort(key=lambda each: each[1].endswith("_down"))
+            weights = [model.get_parameter(f"{place}.{names[number]}.{reader}") for number, reader in found]
+            if weights:
+                product = self._stacked_product(
+                    [f"{place}.{names[number]}.{reader}" for number, reader in found], weights
+                )
+                rows = map(len, weights)
+                stacks.append((product, [Reader(*each, count) for each, count in zip(found, rows, strict=True)]))
+        for side in sides:
+            for reader in side.readers:
+                delattr(side, reader)
+        attention.stacked = Stacked(stacks)
+
+    def _stacked_product(self, names: list[str], weights: list[nn.Parameter]) -> Product:
+        """Several matrices on top of each other as one; what of it trains gets its gradient, the rest is a copy."""
+        rows = sum(map(len, weights))
+        whole = weights[0].new_zeros(math.ceil(rows / MULTIPLE) * MULTIPLE, weights[0].shape[1], dtype=self.precision)
+        product, first = Product(whole), 0
+        for name, weight in zip(names, weights, strict=True):
+            part = slice(first, first + len(weight))
+            first = part.stop
+            if (unit := self._numbers.get(name)) is None:
+                self._frozen_rows.append((whole[part], weight))
             else:
-                self.flat.copies[unit] = whole[rows]
-                self._matrices.append(_Matrix(unit, attention.stacked, rows))
-            delattr(attention, side)
+                self.flat.copies[unit] = whole[part]
+                self._matrices.append(_Matrix(unit, product, part))
+        return product
 
     def _make_leaves(self) -> dict[int, nn.Parameter]:
         """What gets its gradient from autograd, by unit: biases, norms and positions."""
@@ -186,10 +213,16 @@ class Working:
         return leaves
 
 
+def _alike(sides: list[Projection]) -> list[list[int]]:
+    """The numbers of the sides, those together that read the same: the stream as it is, or a mix of their own."""
+    plain = [number for number, side in enumerate(sides) if not side.shift]
+    return [plain, *([number] for number, side in enumerate(sides) if side.shift)]
+
+
 def _units(model: GPT, config: RunConfig) -> list[Unit]:
     """All that trains, the token embedding first."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    units = [Unit.of("tokens.weight", trained.pop("tokens.weight"), config.weight_decay, VOCABULARY_MULTIPLE)]
+    units = [Unit.of("tokens.weight", trained.pop("tokens.weight"), config.weight_decay, MULTIPLE)]
     for name, parameter in trained.items():
         decays = config.decay == "all" or parameter.ndim >= 2
         units.append(Unit.of(name, parameter, config.weight_decay if decays else 0.0))

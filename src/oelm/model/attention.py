@@ -1,9 +1,8 @@
-"""Causal self-attention: how Q and K are born and frozen, beside V and O, which always train."""
+"""Causal self-attention over queries, keys and values, and the positions that are rotated into the first two."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,21 +11,28 @@ from torch import Tensor, nn
 from oelm import variants
 from oelm.config import Model
 from oelm.model.dropout import Dropout
+from oelm.model.projection import Projection
+from oelm.specs import Side, When
+
+VALUES = Side("normal", When("trained"))
 
 
 class Attention(nn.Module):
-    """Q, K, V and O apart, matrices (where the variant has one) without biases, as in the original study."""
+    """Q and K as the variant has them in this layer; V and O, trained matrices without biases as in the study."""
 
-    def __init__(self, shape: Model, dropout: Dropout) -> None:
+    def __init__(self, shape: Model, layer: int, dropout: Dropout) -> None:
         super().__init__()
-        self.num_heads = shape.num_heads
         self.dropout = dropout
-        variant = variants.parse(shape.model_type)
-        self.q = _projection(variant.q, shape.d_model)
-        self.k = _projection(variant.k, shape.d_model)
-        self.v = nn.Linear(shape.d_model, shape.d_model, bias=False)
+        of_variant = variants.parse(shape.model_type).in_layer(layer, shape.num_layers)
+        self.q = Projection(of_variant["q"], shape)
+        self.k = Projection(of_variant["k"], shape)
+        self.v = Projection(VALUES, shape)
         self.o = nn.Linear(shape.d_model, shape.d_model, bias=False)
-        self.stacked: nn.Module | None = None  # an engine may compute several sides as one product
+        self.stacked: nn.Module | None = None  # an engine may compute what reads the same input as one product
+
+    @property
+    def sides(self) -> dict[str, Projection]:
+        return {"q": self.q, "k": self.k, "v": self.v}
 
     def forward(self, x: Tensor, rotation: Tensor | None, rows: Tensor | None) -> Tensor:
         q, k, v = self.project(x, rotation)
@@ -38,10 +44,11 @@ class Attention(nn.Module):
         return merged
 
     def project(self, x: Tensor, rotation: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """(batch, time, d_model) → q, k, v of (batch, heads, time, d_head), positions rotated in."""
-        sides = {} if self.stacked is None else self.stacked(x)
-        sides |= {name: self.get_submodule(name)(x) for name in "qkv" if name not in sides}
-        q, k, v = (sides[name].unflatten(2, (self.num_heads, -1)).transpose(1, 2) for name in "qkv")
+        """(batch, time, d_model) → q, k, v of (batch, heads, time, width of a head), positions rotated in."""
+        sides = self.sides.values()
+        inputs = [side.mixed(x) for side in sides]
+        read = self.stacked(inputs) if self.stacked else [side.read(i) for side, i in zip(sides, inputs, strict=True)]
+        q, k, v = (side.finished(*made) for side, *made in zip(sides, inputs, read, strict=True))
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         return q, k, v
@@ -51,49 +58,6 @@ class Attention(nn.Module):
         q, k, _ = self.project(x, rotation)
         entropies: Tensor = torch.special.entr(causal_scores(q, k).softmax(-1)).sum(-1)
         return entropies.mean()
-
-
-class Shuffle(nn.Module):
-    """A signed permutation of the channels: an orthogonal projection that needs no product."""
-
-    def __init__(self, d_model: int) -> None:
-        super().__init__()
-        self.order = nn.Parameter(torch.arange(1.0, d_model + 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return shuffled(x, *self.table())
-
-    @torch.no_grad()
-    def table(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Which channel goes where, the way back, and the signs."""
-        places = self.order.abs().long() - 1
-        return places, places.argsort(), self.order.sign()
-
-
-def shuffled(x: Tensor, places: Tensor, back: Tensor, signs: Tensor) -> Tensor:
-    out: Tensor = _Shuffled.apply(x, places, back, signs)  # type: ignore[no-untyped-call]
-    return out
-
-
-class _Shuffled(torch.autograd.Function):
-    """Its gradient is fetched from where each channel went; autograd would add it up, as if channels could meet."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, places: Tensor, back: Tensor, signs: Tensor) -> Tensor:
-        ctx.save_for_backward(back, signs)
-        return x[..., places] * signs.to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        back, signs = ctx.saved_tensors
-        (gradient,) = gradients
-        return (gradient * signs.to(gradient.dtype))[..., back], None, None, None
-
-
-def _projection(side: variants.Side, d_model: int) -> nn.Module:
-    if side.multiplies:
-        return nn.Linear(d_model, d_model, bias=False)
-    return Shuffle(d_model) if side.source == "shuffle" else nn.Identity()
 
 
 def causal_scores(q: Tensor, k: Tensor) -> Tensor:

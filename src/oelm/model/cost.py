@@ -7,10 +7,14 @@ counted at the half of the square that it needs. Norms, activations and the soft
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from oelm import variants
 from oelm.config import Model
+from oelm.model.projection import shapes
+from oelm.specs import Side
 
 ADAM_BYTES = 8  # two fp32 moments per trained parameter
 # Per trained parameter and step: weight and moments read and written in fp32, the bf16 gradient written once and read
@@ -56,37 +60,67 @@ def step_cost(shape: Model, batch_size: int) -> Cost:
     d, layers, tokens = shape.d_model, shape.num_layers, batch_size * shape.seq_len
     variant = variants.parse(shape.model_type)
 
-    def product(name: str, width_in: int, width_out: int, count: int, trained: bool = True) -> Part:
-        flops = 2 * tokens * width_in * width_out * count
-        return Part(name, flops, flops, flops if trained else 0)
+    def product(name: str, weights: int, trained: int) -> Part:
+        return Part(name, 2 * tokens * weights, 2 * tokens * weights, 2 * tokens * trained)
 
-    def projection(name: str, side: variants.Side) -> Part:
-        return product(name, d, d, layers if side.multiplies else 0, side.trained)
+    def projection(name: str) -> Part:
+        read = [each for each in _query_key(shape) if each.name == name and len(each.size) > 1]
+        trained = [each for each in read if each.trains_at_birth]
+        return product(f"{name.upper()} projection", sum(each.count for each in read), sum(e.count for e in trained))
 
-    scores_and_values = 2 * (2 * tokens * shape.seq_len * d // 2) * layers
+    scores = tokens * shape.seq_len * (d // variant.q.thin) * layers
+    values = tokens * shape.seq_len * d * layers
+    always = {"V projection": d * d, "output projection": d * d, "feed-forward": 2 * d * shape.d_ff}
     parts = (
-        projection("Q projection", variant.q),
-        projection("K projection", variant.k),
-        product("V projection", d, d, layers),
-        Part("attention", scores_and_values, 2 * scores_and_values, 0),
-        product("output projection", d, d, layers),
-        product("feed-forward", d, shape.d_ff, 2 * layers),
-        product("LM head", d, shape.vocab_size, 1),
+        projection("q"),
+        projection("k"),
+        Part("attention", scores + values, 2 * (scores + values), 0),
+        *(product(name, layers * weights, layers * weights) for name, weights in always.items()),
+        product("LM head", d * shape.vocab_size, d * shape.vocab_size),
     )
-    frozen = layers * sum(_size(side, d) for side in (variant.q, variant.k) if not side.trained)
+    frozen = sum(each.count for each in _query_key(shape) if not each.trains_at_birth)
     return Cost(parts, count_parameters(shape), frozen)
 
 
 def count_parameters(shape: Model) -> int:
-    d, variant = shape.d_model, variants.parse(shape.model_type)
-    sides = _size(variant.q, d) + _size(variant.k, d)
-    block = sides + 2 * d * d + 2 * d * shape.d_ff + shape.d_ff + d + 4 * d
+    d = shape.d_model
+    block = 2 * d * d + 2 * d * shape.d_ff + shape.d_ff + d + 4 * d
     positions = shape.seq_len * d if shape.positions == "learned" else 0
-    return shape.vocab_size * d + positions + shape.num_layers * block + 2 * d
+    sides = sum(each.count for each in _query_key(shape))
+    return shape.vocab_size * d + positions + shape.num_layers * block + sides + 2 * d
 
 
-def _size(side: variants.Side, d_model: int) -> int:
-    return {"weight": d_model**2, "order": d_model, None: 0}[side.tensor]
+def trained_share(shape: Model) -> float:
+    """The scalars between the normalised stream and the attention logits that train at any time, as a share of those
+    of a plain Q and K: 2 · layers · d_model²."""
+    trained = sum(each.count for each in _query_key(shape) if not each.ruled or each.side.when.ever)
+    return trained / (2 * shape.num_layers * shape.d_model**2)
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor of Q or K in one layer."""
+
+    name: str  # of the side
+    side: Side
+    ruled: bool  # whether it is what the variant says of when it trains
+    size: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.size)
+
+    @property
+    def trains_at_birth(self) -> bool:
+        return not self.ruled or self.side.trained
+
+
+def _query_key(shape: Model) -> Iterator[_Tensor]:
+    variant = variants.parse(shape.model_type)
+    for layer in range(shape.num_layers):
+        for name, side in variant.in_layer(layer, shape.num_layers).items():
+            for tensor, size in shapes(side, shape).items():
+                yield _Tensor(name, side, tensor == side.tensor, size)
 
 
 @dataclass(frozen=True)

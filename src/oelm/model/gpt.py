@@ -5,9 +5,8 @@ The parameter names here are the logical model's: what a checkpoint holds and wh
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Set
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +16,9 @@ from oelm import variants
 from oelm.config import Model
 from oelm.model.attention import Attention, rotation_table
 from oelm.model.dropout import Dropout
-from oelm.model.orthogonal import DRAW, INIT_STD
+from oelm.model.orthogonal import INIT_STD
+from oelm.model.projection import MATRICES
+from oelm.model.querykey import birth, frozen_at_birth, generator, place_of, ruled
 
 
 class FeedForward(nn.Module):
@@ -45,10 +46,11 @@ class AddNorm(nn.LayerNorm):
 class Block(nn.Module):
     """Attention, then feed-forward, each on a normalised copy of the stream; the latter's word is yet to be added."""
 
-    def __init__(self, shape: Model, seed: int, place: str) -> None:
+    def __init__(self, shape: Model, seed: int, layer: int) -> None:
         super().__init__()
+        place = f"blocks.{layer}"
         self.norm1 = AddNorm(shape.d_model)
-        self.attention = Attention(shape, Dropout(shape.dropout, seed, f"{place}.attention"))
+        self.attention = Attention(shape, layer, Dropout(shape.dropout, seed, f"{place}.attention"))
         self.norm2 = AddNorm(shape.d_model)
         self.mlp = FeedForward(shape)
         self.dropout1 = Dropout(shape.dropout, seed, f"{place}.1")
@@ -73,10 +75,11 @@ class GPT(nn.Module):
         self.tokens = nn.Embedding(shape.vocab_size, shape.d_model)
         rope = shape.positions == "rope"
         self.positions = None if rope else nn.Embedding(shape.seq_len, shape.d_model)
-        table = rotation_table(shape.seq_len, shape.d_model // shape.num_heads) if rope else None
+        width = shape.d_model // shape.num_heads // variants.parse(shape.model_type).q.thin
+        table = rotation_table(shape.seq_len, width) if rope else None
         self.register_buffer("rotation", table, persistent=False)
         self.dropout = Dropout(shape.dropout, seed, "embedding")
-        self.blocks = nn.ModuleList(Block(shape, seed, f"blocks.{i}") for i in range(shape.num_layers))
+        self.blocks = nn.ModuleList(Block(shape, seed, i) for i in range(shape.num_layers))
         self.norm = AddNorm(shape.d_model)
         self._initialise(seed)
 
@@ -116,15 +119,15 @@ class GPT(nn.Module):
             stream, said = block(stream, said, self.rotation, None)
         return [float(entropy) for entropy in torch.stack(entropies).tolist()]
 
-    def query_key_weights(self) -> dict[str, nn.Parameter]:
-        """The tensors that the variants differ in, by logical name."""
-        return {name: p for name, p in self.named_parameters() if ".attention.q." in name or ".attention.k." in name}
+    def matrices(self) -> dict[str, nn.Parameter]:
+        """What the sources have left of Q and K, without their corrections, by logical name."""
+        return {name: p for name, p in self.named_parameters() if (at := place_of(name)) and at.tensor in MATRICES}
 
-    def train_sides(self, trained: Mapping[str, bool]) -> list[str]:
-        """Freezes or thaws the tensors of Q and K; the names of those for which that is a change."""
-        changed = [name for name, p in self.query_key_weights().items() if p.requires_grad != trained[side_of(name)]]
+    def set_frozen(self, names: Set[str]) -> list[str]:
+        """Freezes these of the matrices that a schedule rules, thaws the others; the names of those that changed."""
+        changed = [n for n in ruled(self.shape) if self.get_parameter(n).requires_grad == (n in names)]
         for name in changed:
-            self.get_parameter(name).requires_grad_(trained[side_of(name)])
+            self.get_parameter(name).requires_grad_(name not in names)
         return changed
 
     def frozen(self) -> dict[str, nn.Parameter]:
@@ -133,36 +136,15 @@ class GPT(nn.Module):
     @torch.no_grad()
     def _initialise(self, seed: int) -> None:
         """Every tensor from a generator of its own, so that variants share all they have in common, bit for bit."""
-        shape, sides = self.shape, variants.parse(self.shape.model_type).sides
-        query_key = self.query_key_weights().keys()
+        shape, frozen = self.shape, frozen_at_birth(self.shape)
         for name, parameter in self.named_parameters():
-            if name in query_key:
+            if place_of(name):
                 parameter.copy_(birth(shape, seed, name))
-                parameter.requires_grad_(sides[side_of(name)].trained)
+                parameter.requires_grad_(name not in frozen)
             elif parameter.ndim == 1:
                 parameter.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
             else:
                 std = INIT_STD
                 if name.endswith(("attention.o.weight", "mlp.down.weight")):
                     std /= math.sqrt(2 * shape.num_layers)  # GPT-2: what adds to the stream starts small
-                parameter.copy_(torch.randn(parameter.shape, generator=_generator(seed, name)) * std)
-
-
-def birth(shape: Model, seed: int, name: str) -> Tensor:
-    """A tensor of Q or K, by its logical name, as it is before anything has trained it."""
-    side = variants.parse(shape.model_type).sides[side_of(name)]
-    return DRAW[side.source](shape.d_model, shape.num_heads, _generator(seed, name))
-
-
-def _generator(seed: int, name: str) -> torch.Generator:
-    return torch.Generator().manual_seed(tensor_seed(seed, name))
-
-
-def side_of(name: str) -> str:
-    """Q or K, from the logical name of one of their tensors."""
-    return "q" if ".attention.q." in name else "k"
-
-
-def tensor_seed(seed: int, name: str) -> int:
-    """A seed for one tensor, from the run's seed and the tensor's logical name."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "big") >> 1
+                parameter.copy_(torch.randn(parameter.shape, generator=generator(seed, name)) * std)

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from oelm.config import RunConfig
 from oelm.errors import UserError
-from oelm.model.gpt import GPT, birth
+from oelm.model.gpt import GPT
+from oelm.model.querykey import birth
 from oelm.runfolder import RunFolder, read_json, write_json
 from oelm.training.checkpoint import DamagedError, step_of_weights, tensor_hash
-from oelm.training.schedule import trained_sides
+from oelm.training.schedule import frozen_matrices
 
 FILE = "freeze_audit.json"
 SHAPE = {"events": [{"event": str, "step": int, "sha256": {str: str}}]}
@@ -100,13 +101,7 @@ def _compare(folder: RunFolder, names: set[str], place: str, step: int, hashes: 
 
 def _frozen(config: RunConfig, step: int) -> set[str]:
     """The matrices that the run's variant freezes in the last update before this step, whatever the record says."""
-    trained = trained_sides(config, max(step - 1, 0))
-    return {
-        f"blocks.{layer}.attention.{name}.{side.tensor}"
-        for layer in range(config.num_layers)
-        for name, side in config.variant.sides.items()
-        if side.tensor and not trained[name]
-    }
+    return frozen_matrices(config, max(step - 1, 0))
 
 
 def _read(path: Path, run_id: str, births: dict[str, Tensor]) -> tuple[int, dict[str, str]]:

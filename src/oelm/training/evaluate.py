@@ -13,6 +13,7 @@ from torch import Tensor
 
 from oelm.data.batches import validation_windows
 from oelm.model.gpt import GPT
+from oelm.model.querykey import place_of
 from oelm.training.step import Engine
 
 ENTROPY_SEQUENCES = 4
@@ -54,12 +55,15 @@ def diagnose(model: GPT, births: dict[str, Tensor], tokens: npt.NDArray[Any]) ->
     model.eval()
     entropy = model.attention_entropy(torch.from_numpy(sequences).to(device))
     model.train()
-    moved = {
-        name: ((weight.detach() - births[name].to(device)).norm() / births[name].norm()).item()
-        for name, weight in model.query_key_weights().items()
-    }
-    return {
-        "attention_entropy": entropy,
-        "q_drift": [drift for name, drift in moved.items() if ".q." in name],
-        "k_drift": [drift for name, drift in moved.items() if ".k." in name],
-    }
+    return {"attention_entropy": entropy, "q_drift": _drift(model, births, "q"), "k_drift": _drift(model, births, "k")}
+
+
+def _drift(model: GPT, births: dict[str, Tensor], side: str) -> list[float]:
+    """How far a side has moved in each layer in which it has a matrix, relative to its norm at birth."""
+    moved: dict[int, list[Tensor]] = {}
+    for name, weight in model.matrices().items():
+        place, birth = place_of(name), births[name].to(weight.device)
+        if place and place.side == side:
+            moved.setdefault(place.layer, []).append(torch.stack([(weight.detach() - birth).norm(), birth.norm()]))
+    norms = (torch.stack(parts).norm(dim=0).tolist() for parts in moved.values())
+    return [distance / size for distance, size in norms]

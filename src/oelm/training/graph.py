@@ -6,7 +6,7 @@ and norms stay on the device until someone asks for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from oelm.fast.adamw import settings
 from oelm.fast.adamw_kernels import FusedAdamW
 from oelm.fast.working import Working
 from oelm.model.gpt import GPT
-from oelm.training.schedule import learning_rate
+from oelm.training.schedule import learning_rate, rate_factors
 from oelm.training.step import Engine, Resting, carry_over
 from oelm.training.world import World
 
@@ -50,7 +50,8 @@ class GraphEngine(Engine):
         for block in self._working.model.blocks:
             block.compile(dynamic=False)  # once for all, since they are alike
         self._masks: dict[Resting, npt.NDArray[np.float32]] = {}
-        self._plan = Plan(self.config, self.batches, self.world.device, self._updated)
+        factors = rate_factors(self.config, [unit.name for unit in self._working.flat.units])
+        self._plan = Plan(self.config, self.batches, self.world.device, self._updated, list(factors.values()))
         self._graphs: dict[Resting, torch.cuda.CUDAGraph] = {}
         self._updates: dict[Resting, FusedAdamW] = {}
 
@@ -60,7 +61,7 @@ class GraphEngine(Engine):
         carry_over(before, self.moments())
 
     def step(self, step: int) -> None:
-        resting = self.resting(step)
+        resting = self.rests.at(step)
         if resting not in self._graphs:
             self.rehearse(step)
         self._prepare(step)
@@ -78,7 +79,7 @@ class GraphEngine(Engine):
             for number in (step + 1, step) if step + 1 < self.config.max_steps else (step,):
                 self._plan.forget()
                 self._prepare(number)
-                if (resting := self.resting(number)) not in self._graphs:
+                if (resting := self.rests.at(number)) not in self._graphs:
                     self._capture(resting)
                     seconds = self._timed(self._graphs[resting].replay)
         self._plan.forget()
@@ -105,7 +106,7 @@ class GraphEngine(Engine):
 
     def _updated(self, step: int) -> npt.NDArray[np.float32]:
         """1 for each unit that is updated in a step, 0 for those that rest."""
-        resting = self.resting(step)
+        resting = self.rests.at(step)
         if resting not in self._masks:
             names = [unit.name for unit in self._working.flat.units]
             self._masks[resting] = np.array([name not in resting for name in names], dtype=np.float32)
@@ -172,8 +173,10 @@ class Plan:
         batches: Batches,
         device: torch.device,
         updated: Callable[[int], npt.NDArray[np.float32]],
+        factors: Sequence[float],
     ) -> None:
         self._config, self._batches, self._updated = config, batches, updated
+        self._factors = np.array(factors)  # of each unit's rate
         self.starts = torch.zeros(PLANNED_STEPS, config.batch_size, dtype=torch.long, device=device)
         self.rows = torch.zeros_like(self.starts)
         self.settings = torch.zeros(PLANNED_STEPS, len(updated(0)), 3, device=device)  # as adamw.settings gives them
@@ -198,7 +201,7 @@ class Plan:
         for buffer, values in (
             (self.rows, rows),
             (self.starts, self._batches.starts(rows.reshape(-1)).reshape(rows.shape)),
-            (self.settings, settings(rates[:, None], counts, betas)),
+            (self.settings, settings(rates[:, None] * self._factors, counts, betas)),
         ):
             buffer[: len(self._steps)].copy_(torch.from_numpy(values).pin_memory(), non_blocking=True)
         self._place.zero_()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from oelm.config import RunConfig
 from oelm.errors import UserError
-from oelm.model.gpt import GPT, side_of
+from oelm.model.gpt import GPT
 from oelm.runfolder import RunFolder
 from oelm.training import audit, checkpoint
-from oelm.training.schedule import trained_sides
+from oelm.training.schedule import frozen_matrices
 
 
 def choose_checkpoint(
@@ -19,9 +19,7 @@ def choose_checkpoint(
     """The checkpoint to go on from, or None to begin; where the user has named one, later ones are dropped."""
 
     def expected(step: int) -> checkpoint.Expected:
-        trained = trained_sides(config, max(step - 1, 0))
-        frozen = {name for name in model.query_key_weights() if not trained[side_of(name)]}
-        names = {name for name, _ in model.named_parameters()} - frozen
+        names = {name for name, _ in model.named_parameters()} - frozen_matrices(config, max(step - 1, 0))
         return checkpoint.Expected(run_id, names, audit.frozen_hashes(folder, step))
 
     if config.goes_back:

@@ -28,7 +28,7 @@ from oelm.training.evaluate import diagnose, evaluate
 from oelm.training.manifest import device_id, device_name, manifest, session
 from oelm.training.observe import Observer, Progress
 from oelm.training.resume import choose_checkpoint
-from oelm.training.schedule import changes, learning_rate, trained_sides
+from oelm.training.schedule import changes, frozen_matrices, learning_rate
 from oelm.training.step import build_engine, compiling
 from oelm.training.track import Trackers
 from oelm.training.world import World
@@ -79,7 +79,7 @@ class Run:
         with self.clock.part("startup"):
             self.engine = build_engine(self.config, self.world, self.batches)
             model = self.engine.model
-            self.births = {name: w.detach().cpu().clone() for name, w in model.query_key_weights().items()}
+            self.births = {name: w.detach().cpu().clone() for name, w in model.matrices().items()}
             self._claim(model)
             path = choose_checkpoint(self.config, self.folder, self.id, model, self.say) if self.world.leads else None
             # Up to here, what cannot be done is refused, and the status of a run that was there stands.
@@ -112,7 +112,7 @@ class Run:
     def _restore(self, model: GPT, path: Path | None) -> None:
         """Goes to the checkpoint that the first process has chosen, and forgets what was recorded after it."""
         chosen = int(self.world.sum([float(checkpoint.step_of(path)) if path else 0.0])[0])
-        if model.train_sides(trained_sides(self.config, max(chosen - 1, 0))):
+        if model.set_frozen(frozen_matrices(self.config, max(chosen - 1, 0))):
             self.engine.rebuild()
         if chosen:
             path = self.folder.checkpoints / f"step-{chosen}"
@@ -179,7 +179,7 @@ class Run:
         if self.step not in self.changes:
             return
         model = self.engine.model
-        changed = model.train_sides(trained_sides(self.config, self.step))
+        changed = model.set_frozen(frozen_matrices(self.config, self.step))
         self.collect()
         with self.clock.part("compiling"), compiling(self.engine):
             self.engine.rebuild()

@@ -26,8 +26,8 @@ from oelm.config import RunConfig
 from oelm.data.batches import Ahead, Batches, MicroBatch
 from oelm.errors import UserError, is_out_of_memory
 from oelm.model.cost import step_cost
-from oelm.model.gpt import GPT, side_of
-from oelm.training.schedule import learning_rate, resting_sides
+from oelm.model.gpt import GPT
+from oelm.training.schedule import Rests, learning_rate, rate_factors
 from oelm.training.world import World
 
 Resting = frozenset[str]  # names of matrices that a step leaves out, although they are trained
@@ -80,16 +80,7 @@ class Engine(ABC):
         self.world = world
         self.batches = batches
         self.precision = precision_of(config, world.device)
-        self._variant = config.variant
-        self._names: dict[frozenset[str], Resting] = {}  # by the sides that rest
-
-    def resting(self, step: int) -> Resting:
-        """The matrices that a step leaves out, although they are trained."""
-        sides = resting_sides(self._variant, step)
-        if sides not in self._names:
-            names = self.model.query_key_weights()
-            self._names[sides] = frozenset(name for name in names if side_of(name) in sides)
-        return self._names[sides]
+        self.rests = Rests(config)
 
     @abstractmethod
     def rebuild(self) -> None:
@@ -165,8 +156,7 @@ class TorchEngine(Engine):
         if self.world.size == 1:
             return forward
         # A matrix that rests for a step takes no part in it.
-        rests = any(side.when.kind == "every" for side in self.config.variant.sides.values())
-        return _distributed(forward, find_unused_parameters=rests)
+        return _distributed(forward, find_unused_parameters=bool(self.rests))
 
     def rebuild(self) -> None:
         before = self.moments()
@@ -180,7 +170,7 @@ class TorchEngine(Engine):
         trained = [p for group in self._optimizer.param_groups for p in group["params"]]
         norm = nn.utils.clip_grad_norm_(trained, self.config.grad_clip or math.inf)
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(self.config, step)
+            group["lr"] = group["factor"] * learning_rate(self.config, step)
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
@@ -227,7 +217,7 @@ class TorchEngine(Engine):
             self._scaler.load_state_dict(state["scaler"])
 
     def _gradients(self, step: int) -> Tensor:
-        resting = [self.model.get_parameter(name) for name in self.resting(step)]
+        resting = [self.model.get_parameter(name) for name in self.rests.at(step)]
         for parameter in resting:
             parameter.requires_grad_(False)
         try:
@@ -270,20 +260,24 @@ def _distributed(module: nn.Module, find_unused_parameters: bool) -> Distributed
 
 def build_optimizer(model: GPT, config: RunConfig) -> torch.optim.AdamW:
     """AdamW over what trains. A frozen matrix is in no group: it has no moments, no decay and no gradient."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    decays = [p for p in trained if config.decay == "all" or p.ndim >= 2]
-    rests = [p for p in trained if config.decay != "all" and p.ndim < 2]
-    groups = [
-        {"params": decays, "weight_decay": config.weight_decay},
-        {"params": rests, "weight_decay": 0.0},
-    ]
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    factors = rate_factors(config, trained)
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in trained.items():
+        decay = config.weight_decay if config.decay == "all" or parameter.ndim >= 2 else 0.0
+        groups.setdefault((factors[name], decay), []).append(parameter)
     optimizer = torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        [
+            {"params": some, "weight_decay": decay, "factor": factor}
+            for (factor, decay), some in sorted(groups.items(), key=lambda group: group[0], reverse=True)
+        ],
         lr=config.max_lr,
         betas=(config.beta1, config.beta2),
         fused=True,
     )
-    for parameter in trained:  # as PyTorch would at the first step; here from the start, so that it can be loaded into
+    for (
+        parameter
+    ) in trained.values():  # as PyTorch would at the first step; here from the start, so that it can be loaded into
         optimizer.state[parameter] = {
             "step": torch.zeros((), device=parameter.device),
             "exp_avg": torch.zeros_like(parameter),

@@ -1,0 +1,299 @@
+"""How a variant is spelled: for each side (Q and K) a source and then parts, in any order, joined by +.
+
+The source says where the matrix comes from; the parts, when and where it is frozen and what corrects it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from oelm.errors import UserError, did_you_mean
+
+SOURCES = {
+    "normal": "Gaussian N(0, 0.02), GPT-2's own initialisation",
+    "headwise": "orthogonal within each head: the QR factor of a d_model × d_head Gaussian per head",
+    "global": "orthogonal as a whole: the QR factor of one d_model × d_model Gaussian",
+    "matched": "Gaussian N(0, 1/d_model): the scale of the orthogonal ones without their orthogonality",
+    "shuffle": "a signed permutation of the channels: orthogonal, and no product to compute",
+    "identity": "nothing at all: each head reads its slice of the normalised stream",
+    "zero": "no matrix: the corrections are all there is",
+}
+
+# What a source leaves in the model: a matrix, unless it stands here.
+TENSORS = {"shuffle": "order", "identity": None, "zero": None}
+
+
+@dataclass(frozen=True)
+class When:
+    """When a matrix trains: `kind` is frozen, trained, freeze, thaw or every; the numbers are what stands in brackets.
+
+    Two numbers go through the layers: the first layer changes at the first, the last layer at the second.
+    """
+
+    kind: str = "frozen"
+    number: float = 0
+    last: float | None = None
+    percent: bool = False
+
+    @property
+    def at_birth(self) -> bool:
+        """Whether it trains in the first step."""
+        return self.kind in ("trained", "freeze", "every")
+
+    @property
+    def ever(self) -> bool:
+        """Whether it trains at any time."""
+        return self.kind != "frozen"
+
+    def at(self, depth: float) -> When:
+        """For a layer at some depth, from 0 (the first) to 1 (the last)."""
+        if self.last is None:
+            return self
+        return dataclasses.replace(self, number=self.number + depth * (self.last - self.number), last=None)
+
+    def change(self, max_steps: int) -> int | None:
+        """The step from which on it is frozen or trained, if that ever changes; for one layer."""
+        if self.kind not in ("freeze", "thaw"):
+            return None
+        return max(1, round(self.number / 100 * max_steps)) if self.percent else round(self.number)
+
+    def trains(self, step: int, max_steps: int) -> bool:
+        """Whether it belongs to what is optimised in a step."""
+        change = self.change(max_steps)
+        return self.at_birth if change is None or step < change else not self.at_birth
+
+    def rests(self, step: int) -> bool:
+        """Whether it is left out in a step, although it is trained."""
+        return self.kind == "every" and step % round(self.number) != 0
+
+    def __str__(self) -> str:
+        if self.kind in ("frozen", "trained"):
+            return self.kind
+        numbers = [self.number] if self.last is None else [self.number, self.last]
+        return f"{self.kind}({'-'.join(f'{n:.0f}' + ('%' if self.percent else '') for n in numbers)})"
+
+
+@dataclass(frozen=True)
+class Side:
+    """What happens to one of the two projections. The fields after `when` are the parts of the same names."""
+
+    source: str
+    when: When = When()
+    layers: tuple[int, int] | None = None
+    heads: int = 100
+    thin: int = 1
+    shift: int = 0
+    core: bool = False
+    lowrank: int = 0
+    residual: int = 0
+    gain: bool = False
+    bias: bool = False
+    temperature: bool = False
+    rate: float = 1.0
+
+    @property
+    def trained(self) -> bool:
+        """Whether its matrix trains from birth."""
+        return self.when.at_birth
+
+    @property
+    def tensor(self) -> str | None:
+        """The name of the tensor that the model keeps for it."""
+        return TENSORS.get(self.source, "weight")
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether it is a matrix product."""
+        return self.tensor == "weight"
+
+    @property
+    def corrected(self) -> bool:
+        """Whether anything besides the matrix trains in it."""
+        return any(getattr(self, name) != PLAIN[name] for name in CORRECTIONS)
+
+    def in_layer(self, layer: int, layers: int) -> Side:
+        """The same side as it is in one of a model's layers: outside of `layers`, it trains."""
+        if self.layers and not self.layers[0] <= layer <= self.layers[1]:
+            return dataclasses.replace(self, when=When("trained"), heads=100, layers=None)
+        return dataclasses.replace(self, when=self.when.at(layer / max(1, layers - 1)), layers=None)
+
+    def __str__(self) -> str:
+        return "+".join(_written(self))
+
+
+@dataclass(frozen=True)
+class Variant:
+    q: Side
+    k: Side
+
+    @property
+    def sides(self) -> dict[str, Side]:
+        return {"q": self.q, "k": self.k}
+
+    def in_layer(self, layer: int, layers: int) -> dict[str, Side]:
+        """Both sides as they are in one of a model's layers."""
+        return {name: side.in_layer(layer, layers) for name, side in self.sides.items()}
+
+    def __str__(self) -> str:
+        return str(self.q) if self.q == self.k else f"q={self.q},k={self.k}"
+
+
+def parse(spec: str, whole: str, names: Iterable[str]) -> Variant:
+    """The variant that a spec stands for; `whole` is what the user wrote, `names` what might have been meant."""
+    if not spec.startswith("q="):
+        side = _parse_side(spec, whole, names)
+        return Variant(side, side)
+    q, separator, k = spec.removeprefix("q=").partition(",k=")
+    if not separator:
+        raise UserError(f"variant {whole!r} names Q alone; write q=…,k=…")
+    variant = Variant(_parse_side(q, whole, names), _parse_side(k, whole, names))
+    if variant.q.thin != variant.k.thin:
+        raise UserError(f"variant {whole!r}: thin must be the same for Q and K, whose products are the logits")
+    return variant
+
+
+def _flag(argument: str | None) -> bool:
+    if argument is not None:
+        raise ValueError("takes nothing in brackets")
+    return True
+
+
+def _whole(least: int, most: int, default: int | None = None) -> Callable[[str | None], int]:
+    def read(argument: str | None) -> int:
+        if argument is None and default is not None:
+            return default
+        if not re.fullmatch(r"\d{1,10}", argument or "") or not least <= int(argument or 0) <= most:
+            raise ValueError(f"takes a whole number from {least:,} to {most:,}")
+        return int(argument or 0)
+
+    return read
+
+
+def _percent(argument: str | None) -> int:
+    if not re.fullmatch(r"[1-9]\d?%", argument or ""):
+        raise ValueError("takes a share from 1% to 99%")
+    return int((argument or "").rstrip("%"))
+
+
+def _span(argument: str | None) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", argument or "")
+    if not match or int(match[1]) > int(match[2] or match[1]):
+        raise ValueError("takes a layer, counted from 0, or a span of them such as 2-5")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def _factor(argument: str | None) -> float:
+    if not re.fullmatch(r"\d{1,3}(\.\d{1,9})?", argument or "") or not 0 < float(argument or 0) <= 100:
+        raise ValueError("takes a number above 0, up to 100")
+    return float(argument or 0)
+
+
+def _step(kind: str) -> Callable[[str | None], When]:
+    def read(argument: str | None) -> When:
+        match = re.fullmatch(r"(\d{1,10})(%?)(?:-(\d{1,10})\2)?", argument or "")
+        percent = bool(match and match[2])
+        numbers = [int(number) for number in match.group(1, 3) if number] if match else []
+        if not numbers or not all(1 <= number <= (99 if percent else 10**10) for number in numbers):
+            raise ValueError("takes a step from 1, a share of the run from 1% to 99%, or two of them for a span")
+        return When(kind, numbers[0], numbers[1] if len(numbers) == 2 else None, percent)
+
+    return read
+
+
+# Each part: what is read from its brackets, how it is written, what it does.
+PARTS: dict[str, tuple[Callable[[str | None], Any], str, str]] = {
+    "trained": (lambda a: When("trained") if _flag(a) else None, "trained", "the matrix trains"),
+    "freeze": (_step("freeze"), "freeze(STEP)", "it trains, and is frozen from that step on"),
+    "thaw": (_step("thaw"), "thaw(STEP)", "it is frozen, and trains from that step on"),
+    "every": (lambda a: When("every", _whole(2, 10**10)(a)), "every(STEPS)", "it is updated in every so many steps"),
+    "layers": (_span, "layers(0-2)", "that holds in these layers; in the others it trains"),
+    "heads": (_percent, "heads(50%)", "that holds for this share of the heads, the first ones; the others train"),
+    "thin": (_whole(2, 1024), "thin(4)", "heads of Q and K are that much narrower"),
+    "shift": (_whole(1, 8, default=1), "shift", "it reads a trained mix of a token and the one before (shift(3): 3)"),
+    "core": (_flag, "core", "a trained d_head × d_head matrix per head, after it"),
+    "lowrank": (_whole(1, 65536), "lowrank(32)", "a trained matrix of low rank beside it"),
+    "residual": (_whole(1, 65536), "residual(32)", "a trained layer with a GELU beside it, so wide"),
+    "gain": (_flag, "gain", "a trained factor per channel"),
+    "bias": (_flag, "bias", "a trained addend per channel"),
+    "temperature": (_flag, "temperature", "a trained factor per head"),
+    "rate": (_factor, "rate(0.3)", "the learning rate of what trains in it, as a multiple of the run's"),
+}
+WHENS = ("trained", "freeze", "thaw", "every")
+CORRECTIONS = ("shift", "core", "lowrank", "residual", "gain", "bias", "temperature")
+PLAIN = {field.name: field.default for field in dataclasses.fields(Side)}
+
+
+def _written(side: Side) -> Iterator[str]:
+    """A side as its source and parts, in the order of PARTS."""
+    yield side.source
+    if side.when != When():
+        yield str(side.when)
+    for name in PARTS:
+        if name in WHENS or (value := getattr(side, name)) == PLAIN[name]:
+            continue
+        if value is True or (name == "shift" and value == 1):
+            yield name
+        elif name == "layers":
+            yield f"layers({value[0]}-{value[1]})" if value[0] < value[1] else f"layers({value[0]})"
+        else:
+            yield f"{name}({value:.12g}{'%' if name == 'heads' else ''})"
+
+
+def _parse_side(spec: str, whole: str, names: Iterable[str]) -> Side:
+    source, *parts = spec.split("+")
+    if source not in SOURCES:
+        near = did_you_mean(source, [*names, *SOURCES])
+        raise UserError(
+            f"unknown variant {whole!r}: {near}There are: {', '.join([*names, *SOURCES])}; "
+            f"a source may be followed by parts: {forms()}"
+        )
+    fields: dict[str, Any] = {}
+    for part in parts:
+        field, value = _parse_part(part, whole)
+        if field in fields:
+            what = "when it trains" if field == "when" else field
+            raise UserError(f"variant {whole!r} says {what} twice")
+        fields[field] = value
+    side = Side(source, **fields)
+    if reason := senseless(side):
+        raise UserError(f"variant {whole!r}: {reason}")
+    return side
+
+
+def _parse_part(part: str, whole: str) -> tuple[str, Any]:
+    match = re.fullmatch(r"(\w+)(?:\(([^()]*)\))?", part)
+    name = match[1] if match else part
+    if not match or name not in PARTS:
+        raise UserError(f"variant {whole!r}: unknown part {part!r}; {did_you_mean(name, PARTS)}there are {forms()}")
+    try:
+        return ("when" if name in WHENS else name), PARTS[name][0](match[2])
+    except ValueError as error:
+        raise UserError(f"variant {whole!r}: {part!r} {error}") from None
+
+
+def forms() -> str:
+    """All parts, as they are written."""
+    return ", ".join(f"+{form}" for _, form, _ in PARTS.values())
+
+
+def senseless(side: Side) -> str:
+    """What in a side could have no effect, if anything."""
+    if not side.multiplies:
+        for name in ("thin", "heads", "layers"):
+            if getattr(side, name) != PLAIN[name]:
+                return f"{side.source} is no matrix, so {name} says nothing"
+        if side.when != When():
+            return f"{side.source} is no matrix, so there is nothing to train in it"
+    if side.when.kind == "trained" and (side.layers or side.heads != 100):
+        return "layers and heads say where a matrix is frozen, and this one never is"
+    if side.source == "zero" and side.corrected and not (side.lowrank or side.residual or side.bias):
+        return "zero leaves nothing to correct; add lowrank, residual or bias"
+    if side.source == "zero" and side.core:
+        return "zero has no channels that a core could mix"
+    if side.rate != 1 and not (side.when.ever or side.corrected or side.layers or side.heads != 100):
+        return "nothing trains in it that rate could speed up or slow down"
+    return ""

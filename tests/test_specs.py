@@ -1,0 +1,119 @@
+"""Specs: one grammar, written and read."""
+
+import re
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from oelm import specs, variants
+from oelm.errors import UserError
+from oelm.model.orthogonal import DRAW
+from oelm.specs import Side, Variant, When
+
+TRAINED = When("trained")
+
+steps = st.integers(1, 10**10)
+shares = st.integers(1, 99)
+whens = st.sampled_from([When(), TRAINED])
+whens |= st.builds(When, kind=st.sampled_from(["freeze", "thaw"]), number=steps, last=st.none() | steps)
+whens |= st.builds(
+    When, kind=st.sampled_from(["freeze", "thaw"]), number=shares, last=st.none() | shares, percent=st.just(True)
+)
+whens |= st.builds(When, kind=st.just("every"), number=st.integers(2, 10**9))
+sides = st.builds(
+    Side,
+    source=st.sampled_from(sorted(specs.SOURCES)),
+    when=whens,
+    layers=st.none() | st.tuples(st.integers(0, 9), st.integers(10, 99)) | st.integers(0, 99).map(lambda n: (n, n)),
+    heads=st.integers(1, 100),
+    thin=st.just(1),
+    shift=st.integers(0, 8),
+    core=st.booleans(),
+    lowrank=st.integers(0, 64),
+    residual=st.integers(0, 64),
+    gain=st.booleans(),
+    bias=st.booleans(),
+    temperature=st.booleans(),
+    rate=st.sampled_from([1.0, 0.3, 2.5, 0.123456789, 100.0]),
+)
+
+
+@given(sides, sides)
+def test_every_variant_survives_being_written_and_read(q: Side, k: Side) -> None:
+    assume(not specs.senseless(q))
+    assume(not specs.senseless(k))
+    variant = Variant(q, k)
+    assert variants.parse(str(variant)) == variant
+
+
+def test_parts_may_stand_in_any_order_and_are_written_in_one() -> None:
+    one, other = (variants.parse(f"headwise+{parts}") for parts in ("lowrank(32)+shift", "shift(1)+lowrank(32)"))
+    assert one == other
+    assert str(one) == str(other) == "headwise+shift+lowrank(32)"
+
+
+def test_every_part_says_how_it_is_written() -> None:
+    for name, (_, form, says) in specs.PARTS.items():
+        written = form.replace("STEPS", "4").replace("STEP", "30%")
+        trained = "" if name in specs.WHENS else "+freeze(9)"
+        assert variants.parse(f"normal{trained}+{written}") != variants.parse(f"normal{trained}"), says
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("oelm_v3x", "did you mean oelm_v2"),
+        ("headwise+lowrnk(3)", "unknown part 'lowrnk(3)'; did you mean lowrank? there are +trained, +freeze(STEP)"),
+        ("headwise+trained+trained", "says when it trains twice"),
+        ("headwise+shift+shift(2)", "says shift twice"),
+        ("normal+freeze(0)", "takes a step from 1, a share"),
+        ("normal+freeze(30%-900)", "takes a step from 1, a share"),
+        ("normal+every(1)", "takes a whole number from 2 to"),
+        ("normal+thaw(100%)", "takes a step from 1, a share of the run from 1% to 99%"),
+        ("normal+every(50%)", "takes a whole number"),
+        ("normal+freeze", "takes a step"),
+        ("headwise+lowrank", "takes a whole number from 1 to"),
+        ("headwise+heads(100%)", "takes a share from 1% to 99%"),
+        ("headwise+layers(5-2)", "takes a layer"),
+        ("headwise+gain(2)", "takes nothing in brackets"),
+        ("headwise+gain+rate(0)", "takes a number above 0"),
+        ("headwise+rate(2)", "nothing trains in it"),
+        ("normal+trained+heads(50%)", "this one never is"),
+        ("shuffle+thaw(3)", "shuffle is no matrix"),
+        ("shuffle+heads(50%)", "shuffle is no matrix, so heads says nothing"),
+        ("zero+gain", "zero leaves nothing to correct"),
+        ("zero+core+lowrank(3)", "zero has no channels"),
+        ("q=headwise", "names Q alone"),
+        ("q=headwise+thin(2),k=headwise", "thin must be the same for Q and K"),
+        ("identity+trained", "identity is no matrix, so there is nothing to train in it"),
+        ("", "unknown variant"),
+    ],
+)
+def test_a_wrong_variant_is_named_and_helped(text: str, hint: str) -> None:
+    with pytest.raises(UserError, match=re.escape(hint)):
+        variants.parse(text)
+
+
+def test_every_source_can_be_drawn() -> None:
+    assert DRAW.keys() == {source for source in specs.SOURCES if Side(source).tensor}
+
+
+def test_when_a_matrix_trains() -> None:
+    late, early, seldom = (variants.parse(f"normal+{part}").q.when for part in ("freeze(30%)", "thaw(7)", "every(3)"))
+    assert [late.trains(step, 10) for step in range(5)] == [True, True, True, False, False]
+    assert [early.trains(step, 10) for step in range(6, 8)] == [False, True]
+    assert [seldom.trains(step, 10) and not seldom.rests(step) for step in range(4)] == [True, False, False, True]
+    assert (late.at_birth, early.at_birth, seldom.at_birth) == (True, False, True)
+
+
+def test_layers_change_one_after_the_other() -> None:
+    side = variants.parse("normal+freeze(20%-60%)").q
+    assert [side.in_layer(layer, 5).when.change(100) for layer in range(5)] == [20, 30, 40, 50, 60]
+    assert side.in_layer(0, 1).when.change(100) == 20
+
+
+def test_outside_of_its_layers_a_matrix_trains() -> None:
+    side = variants.parse("headwise+layers(1-2)+lowrank(4)").q
+    assert [side.in_layer(layer, 4).trained for layer in range(4)] == [True, False, False, True]
+    assert all(side.in_layer(layer, 4).lowrank == 4 for layer in range(4))
