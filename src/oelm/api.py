@@ -10,7 +10,7 @@ from typing import Any
 
 from oelm import sampling, terminal
 from oelm.analysis import compare as comparison
-from oelm.analysis.compare import Comparison
+from oelm.analysis.compare import Comparison, Measure
 from oelm.analysis.stats import CRITERION
 from oelm.config import RunConfig
 from oelm.data import prepare as preparation
@@ -37,14 +37,20 @@ def train(config: RunConfig | str | Path | None = None, **fields: Any) -> RunFol
     return fit(made, terminal.observer())
 
 
-def compare(runs: Runs, criterion: float = CRITERION) -> Comparison:
+def compare(runs: Runs, criterion: float = CRITERION, baseline: str = "baseline") -> Comparison:
     """Compares finished runs with the baseline among them; print() shows the table."""
-    return comparison.compare(_folders(runs), criterion)
+    return comparison.compare(_folders(runs), Measure(criterion, baseline))
 
 
-def report(runs: Runs, out: str | Path | None = None, criterion: float = CRITERION, lang: str = "en") -> Written:
+def report(
+    runs: Runs,
+    out: str | Path | None = None,
+    criterion: float = CRITERION,
+    lang: str = "en",
+    baseline: str = "baseline",
+) -> Written:
     """Writes a report on runs, like `oelm report`, and returns which files it is."""
-    written = reporting.report(_folders(runs), out, criterion, lang)
+    written = reporting.report(_folders(runs), out, Measure(criterion, baseline), lang)
     for note in written.notes:
         print(f"oelm: {note}", file=sys.stderr)
     return written

@@ -74,7 +74,8 @@ class RunExperiments:
     gpus_per_run: int = 1
     """GPUs that each run gets, by torchrun."""
     slots: int | None = None
-    """Run on the CPU, so many at once. None: on GPUs; where there are none, one at once on the CPU."""
+    """Run on the CPU, so many at once, those of other queues on the same out_dir among them. None: on GPUs; where there
+    are none, one at once on the CPU."""
     wait: Annotated[float | None, tyro.conf.arg(metavar="MINUTES")] = None
     """Give up when no GPU has come free for so many minutes. None: wait as long as needed."""
     retries: int = 1

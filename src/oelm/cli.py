@@ -89,7 +89,8 @@ def run(arguments: list[str]) -> None:
     from oelm.runs import run as experiments
     from oelm.runs.devices import Slots
 
-    outputs, where = Path(flags.out_dir), experiments.places(flags.gpus, flags.gpus_per_run, flags.slots)
+    outputs = Path(flags.out_dir)
+    where = experiments.places(flags.gpus, flags.gpus_per_run, flags.slots, outputs)
     experiments.check_numbers(flags.retries, flags.wait)
     on_cpu = isinstance(where, Slots)
     arms = experiments.planned(flags.experiments, flags.set, flags.seeds, outputs, Path(flags.data_dir), on_cpu)
@@ -131,29 +132,32 @@ def sample(runs: Runs, sampling: OmitArgPrefixes[Sampling]) -> None:
     terminal.side_by_side([str(folder.path) for folder in folders], texts)
 
 
-def compare(runs: Runs, criterion: float = CRITERION, all: bool = False) -> None:
+def compare(runs: Runs, criterion: float = CRITERION, baseline: str = "baseline", all: bool = False) -> None:
     """Compare finished runs with the baseline among them; refuses runs that were not given the same task.
 
     Args:
         runs: Run folders, or folders with run folders below them.
         criterion: Largest perplexity that counts as a success, as a multiple of the baseline's.
+        baseline: The variant that the others are held against, by name or spec.
         all: Compare everything that is finished there (no RUN: in outputs), each task by itself.
     """
     from oelm import terminal
+    from oelm.analysis.compare import Measure, compare_all
     from oelm.analysis.compare import compare as run
-    from oelm.analysis.compare import compare_all
     from oelm.runfolder import find_runs
 
+    measure = Measure(criterion, baseline)
     if all:
-        terminal.show(*compare_all(find_runs(runs or (OUTPUTS,)), criterion))
+        terminal.show(*compare_all(find_runs(runs or (OUTPUTS,)), measure))
     else:
-        terminal.show(run(find_runs(runs), criterion))
+        terminal.show(run(find_runs(runs), measure))
 
 
 def report(
     runs: Annotated[tuple[str, ...], Positional, tyro.conf.arg(metavar="[RUN [RUN ...]]")] = (OUTPUTS,),
     out: str | None = None,
     criterion: float = CRITERION,
+    baseline: str = "baseline",
     lang: str = "en",
 ) -> None:
     """Write down what runs say, for people: one HTML page, a PDF, and Markdown with its figures.
@@ -165,12 +169,14 @@ def report(
         out: Folder for report.html, report.pdf and report.md; or one file ending in .html, .pdf or .md.
             None: report, in the runs' common folder.
         criterion: Largest perplexity that counts as a success, as a multiple of the baseline's.
+        baseline: The variant that the others are held against, by name or spec.
         lang: en (English) or zh (Chinese).
     """
+    from oelm.analysis.compare import Measure
     from oelm.reporting.report import report as run
     from oelm.runfolder import find_runs
 
-    written = run(find_runs(runs), out, criterion, lang)
+    written = run(find_runs(runs), out, Measure(criterion, baseline), lang)
     print(written)
     for note in written.notes:
         print(f"oelm: {note}", file=sys.stderr)

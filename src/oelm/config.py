@@ -125,6 +125,8 @@ class Operation:
     tuned_from: str | None = None
     """Folder of the runs among which max_lr was the best rate; the manifest records their rates, steps and ids.
     None: max_lr is taken as given."""
+    trial: bool = False
+    """This run only serves to find a learning rate: compare and report do not judge it."""
     track: str | None = None
     """Send the run to a tracker, too, beside TensorBoard's files in the run folder: trackio or wandb. None: to none."""
 

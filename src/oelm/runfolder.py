@@ -24,6 +24,7 @@ import json
 import os
 import reprlib
 import socket
+import stat
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -97,12 +98,22 @@ def write_json(path: Path, content: Any) -> None:
     write_whole(path, json.dumps(content, indent=2) + "\n")
 
 
+def is_there(path: Path) -> bool:
+    """Whether there is a file; what is no plain one, such as a pipe, is refused: reading it might never end."""
+    try:
+        plain = stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    if not plain:
+        raise UserError(f"{path} is no plain file; move it out of the run folder")
+    return True
+
+
 def read_json(path: Path, shape: Shape, remedy: str = "restore it, or train the run again elsewhere") -> Any:
     """A JSON file of a run folder, of the given shape, or a UserError that names it and what is wrong."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing: is {path.parent} a run folder?") from None
+    if not is_there(path):
+        raise UserError(f"{path} is missing: is {path.parent} a run folder?")
+    content = path.read_bytes()
     return _parsed(content, shape, str(path), remedy)
 
 
@@ -152,7 +163,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
 
 def read_lines(path: Path, shape: Shape = LINE) -> list[dict[str, Any]]:
     """The records of an append-only file; a last line that was cut off in the writing is not one."""
-    if not path.exists():
+    if not is_there(path):
         return []
     *lines, _ = path.read_bytes().split(b"\n")
     return [_parsed(line, shape, f"{path}, line {i}", "remove that line") for i, line in enumerate(lines, start=1)]
@@ -160,7 +171,7 @@ def read_lines(path: Path, shape: Shape = LINE) -> list[dict[str, Any]]:
 
 def last_line(path: Path, shape: Shape = LINE) -> dict[str, Any] | None:
     """The last whole record of an append-only file, without reading the others."""
-    if not path.exists():
+    if not is_there(path):
         return None
     with path.open("rb") as file:
         file.seek(0, os.SEEK_END)
@@ -174,7 +185,7 @@ def last_line(path: Path, shape: Shape = LINE) -> dict[str, Any] | None:
 
 def line_at(path: Path, step: int, shape: Shape = LINE) -> dict[str, Any] | None:
     """The first whole record of a step in an append-only file, whose steps never fall; found by halving."""
-    if not path.exists():
+    if not is_there(path):
         return None
     with path.open("rb") as file:
         low, high = 0, file.seek(0, os.SEEK_END)  # low is where a line begins, and no line before it is of the step
@@ -244,7 +255,7 @@ class RunFolder:
         return config, manifest
 
     def config(self) -> RunConfig:
-        if not (self.path / "config.yaml").exists():
+        if not is_there(self.path / "config.yaml"):
             raise UserError(f"{self.path} is not a run folder: it has no config.yaml")
         try:
             return RunConfig.make(self.path / "config.yaml")
@@ -262,7 +273,7 @@ class RunFolder:
     def status(self) -> dict[str, Any]:
         """status.json, where a run that shows no sign of life, though it says it is running, is called dead."""
         path = self.path / "status.json"
-        if not path.exists():
+        if not is_there(path):
             return {"state": "dead"}
         status: dict[str, Any] = read_json(path, STATUS, "remove it, and oelm train goes on from the last checkpoint")
         if status["state"] == "running" and not _breathes(status):

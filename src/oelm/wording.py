@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unicodedata import combining, east_asian_width
 
 
 class Said(str):
@@ -63,10 +64,21 @@ def memory(size: float) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
+def width_of(text: str) -> int:
+    """The columns of a terminal that a text takes: two for a Chinese character, none for what stands above another."""
+    return sum(0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def padded(text: str, width: int, left: bool = True) -> str:
+    """A text and spaces, at whose left or right end it stands."""
+    spaces = " " * (width - width_of(text))
+    return text + spaces if left else spaces + text
+
+
 def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Rows under headings as plain text."""
     lines = [headings, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = [max(map(width_of, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        "  ".join(padded(cell, width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oelm.analysis.compare import Comparison, Row, compare, compare_all
+from oelm.analysis.compare import Comparison, Measure, Row, compare, compare_all
 from oelm.analysis.results import read_result
 from oelm.analysis.stats import Estimate
 from oelm.config import RunConfig, run_id
@@ -140,12 +140,12 @@ def test_seeds_without_a_partner_are_named(train: Callable[..., RunFolder]) -> N
 
 def test_the_table_says_what_the_verdict_is_about(finished: RunFolder) -> None:
     assert "PPL ≤ 1.05 ×" in str(compare([finished]))
-    assert "PPL ≤ 1.1 ×" in str(compare([finished], criterion=1.1))
+    assert "PPL ≤ 1.1 ×" in str(compare([finished], Measure(1.1)))
 
 
 def test_a_criterion_may_be_numpys(finished: RunFolder) -> None:
     criterion: Any = np.float32(1.5)
-    assert "PPL ≤ 1.5 ×" in str(compare([finished], criterion))
+    assert "PPL ≤ 1.5 ×" in str(compare([finished], Measure(criterion)))
 
 
 def test_a_run_that_diverged_is_shown_in_few_digits(finished: RunFolder) -> None:
@@ -181,7 +181,7 @@ def test_a_variant_is_itself_however_it_is_written(train: Callable[..., RunFolde
 @pytest.mark.parametrize("criterion", [math.nan, math.inf, 0.0, -1.0, "low", None, True])
 def test_a_criterion_that_is_no_number_is_refused(criterion: Any) -> None:
     with pytest.raises(UserError, match=r"--criterion .* must be a number above 0"):
-        compare([], criterion)
+        compare([], Measure(criterion))
 
 
 @pytest.mark.parametrize(
@@ -210,6 +210,16 @@ def test_a_damaged_file_is_named(finished: RunFolder, file: str, content: str | 
     with pytest.raises(UserError, match=rf"{file}(, line 1)? is damaged: .*{message}"):
         compare([finished])
     path.write_bytes(before)
+
+
+def test_a_model_without_parameters_is_damage(finished: RunFolder) -> None:
+    path = finished.path / "manifest.json"
+    before = path.read_text()
+    manifest = json.loads(before)
+    path.write_text(json.dumps({**manifest, "parameters": {"total": 0, "trainable": 0, "frozen": 0}}))
+    with pytest.raises(UserError, match=r"manifest.json is damaged: a model has parameters"):
+        compare([finished])
+    path.write_text(before)
 
 
 def test_folders_of_runs_are_searched(train: Callable[..., RunFolder], tmp_path: Path) -> None:
@@ -243,6 +253,28 @@ def test_rates_of_one_variant_are_rows_of_their_own_and_the_best_baseline_is_the
     assert frozen.gap.mean == pytest.approx(frozen.loss.mean - strong.loss.mean)
     better = 100 * (1 - math.exp(strong.loss.mean - weak.loss.mean))
     assert f"baseline at 0.0001 is not tuned: a run at 0.01 is {better:.1f} % better" in comparison.warnings
+
+
+def test_a_worse_baseline_that_was_run_more_often_is_not_the_measure(train: Callable[..., RunFolder]) -> None:
+    weak = [train(seed=seed, max_lr=1e-4) for seed in (0, 1)]
+    comparison = compare([*weak, train(max_lr=1e-2), train("oelm_v2", max_lr=1e-2)])
+    measured, strong, frozen = comparison.rows
+    assert strong.gap is None
+    assert frozen.gap is not None
+    assert frozen.gap.mean == pytest.approx(frozen.loss.mean - strong.loss.mean)
+    assert (measured.is_baseline, measured.verdict) == (True, "–")
+
+
+def test_any_variant_may_be_the_baseline(train: Callable[..., RunFolder]) -> None:
+    runs = [train("baseline"), train("headwise"), train("oelm_random")]
+    comparison = compare(runs, Measure(baseline="oelm_v2"))
+    gaps = {row.model_type: row.gap for row in comparison.rows}
+    assert gaps["oelm_v2"] is None
+    assert gaps["baseline"] is not None
+    assert gaps["baseline"].mean == pytest.approx(loss_of(runs[0]) - loss_of(runs[1]))
+    assert "the baseline of this comparison is OELM-Freeze" in comparison.warnings
+    with pytest.raises(UserError, match="did you mean oelm_v2"):
+        Measure(baseline="oelm_v22")
 
 
 def test_the_time_to_the_baselines_loss_is_that_of_the_first_validation_as_good(
@@ -287,3 +319,13 @@ def test_runs_that_served_to_find_a_rate_are_not_judged(train: Callable[..., Run
     assert "learning rate not tuned for: OELM-Freeze" in said
     assert "best learning rate at the edge of its grid, so a better one may lie beyond: Baseline" in said
     assert "unequal tuning budgets: 0, 20 steps" in said
+
+
+def test_a_trial_is_not_judged_though_nothing_has_been_made_of_it_yet(train: Callable[..., RunFolder]) -> None:
+    trials = [train(seed=1000, max_lr=rate, trial=True) for rate in (1e-3, 1e-2)]
+    (comparison,) = compare_all([*trials, train()])
+    assert [(row.title, row.seeds) for row in comparison.rows] == [("Baseline", (0,))]
+    assert "2 runs that served to find a learning rate are not counted" in comparison.warnings
+    for judge in (compare, compare_all):
+        with pytest.raises(UserError, match=r"nothing to judge|no run that counts"):
+            judge(trials)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from oelm.analysis.compare import compare, compare_all, gap_with_interval
+from oelm.analysis.compare import Measure, compare, compare_all, gap_with_interval
 from oelm.config import RunConfig
 from oelm.errors import UserError
 from oelm.reporting.ablation import ablation
@@ -21,6 +21,7 @@ from oelm.reporting.content import content
 from oelm.reporting.curves import thinned, time_unit
 from oelm.reporting.report import report
 from oelm.runfolder import RunFolder, find_runs
+from oelm.runs import attempts
 from oelm.training.loop import fit
 from tests.conftest import oelm
 from tests.reporting.conftest import SMALL, part
@@ -48,7 +49,7 @@ def test_the_verdict_is_that_of_the_comparison_with_its_interval(said: Report, r
 
 @pytest.mark.parametrize(("criterion", "verdict"), [(0.5, "not met"), (2.0, "met")])
 def test_the_criterion_decides(runs: list[RunFolder], criterion: float, verdict: str) -> None:
-    (finding,) = part(content(runs, criterion), "Verdict")
+    (finding,) = part(content(runs, Measure(criterion)), "Verdict")
     assert isinstance(finding, Finding)
     assert finding.verdict == verdict
 
@@ -154,9 +155,21 @@ def test_a_run_that_failed_is_listed_with_its_cause(copied: Path) -> None:
     path = copied / "oelm_v2" / "seed-1" / "status.json"
     failed = {"state": "failed", "step": 4, "message": "the loss is nan at step 4"}
     path.write_text(json.dumps({**json.loads(path.read_text()), **failed}))
+    path.with_name("metrics.jsonl").unlink()
     (block,) = content(find_runs([copied])).sections[-1].parts[0].blocks
     assert isinstance(block, Records)
-    assert block.records[0].facts == (("state", "failed"), ("step", "4 / 10"), ("cause", "the loss is nan at step 4"))
+    assert block.records[0].facts == (("state", "failed"), ("step", "4/10"), ("cause", "the loss is nan at step 4"))
+
+
+def test_a_run_that_was_killed_is_listed_with_how_far_it_got_and_why(copied: Path) -> None:
+    path = copied / "oelm_v2" / "seed-1"
+    status = json.loads((path / "status.json").read_text())
+    (path / "status.json").write_text(json.dumps({**status, "state": "running", "step": 0, "pid": 2**22 + 1}))
+    attempts.ended(RunFolder(path), -9, "killed by SIGKILL from outside")
+    (block,) = content(find_runs([copied])).sections[-1].parts[0].blocks
+    assert isinstance(block, Records)
+    facts = (("state", "dead"), ("step", "10/10"), ("cause", "killed by SIGKILL from outside"))
+    assert block.records[0].facts == facts
 
 
 def test_a_second_run_of_a_variant_and_seed_is_left_out(copied: Path) -> None:
@@ -274,7 +287,7 @@ def test_each_task_has_a_section(copied: Path) -> None:
 
 def test_a_criterion_that_is_no_number_is_refused(runs: list[RunFolder]) -> None:
     with pytest.raises(UserError, match="--criterion"):
-        content(runs, 0)
+        content(runs, Measure(0))
 
 
 def test_long_curves_are_thinned_evenly_and_keep_their_ends() -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -76,22 +77,32 @@ def test_a_run_may_need_several_gpus_and_holds_none_until_it_has_all(machine: Ma
     taken(Gpus((1,))).let_go()
 
 
-def test_slots_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_share_the_cores_whichever_queue_has_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    where = Slots(2)
-    first, second = where.take(), where.take()
+    one, other = Slots(2, tmp_path), Slots(2, tmp_path)
+    first, second = one.take(), other.take()
     assert first is not None
     assert second is not None
-    assert where.take() is None
+    assert one.take() is None
     assert first.environment == {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 2))}
-    where.give_back(first)
-    assert where.take() == first
+    elsewhere = Slots(1, tmp_path / "other").take()
+    assert elsewhere is not None
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=first.locks)
+    for place in (first, elsewhere):
+        place.let_go()
+    assert other.take() is None  # the process of its run holds it, whatever becomes of its queue
+    process.communicate(b"\n")
+    again = other.take()
+    assert again is not None
+    assert again.name == "slot 0"
+    for place in (second, again):
+        place.let_go()
 
 
-def test_what_is_asked_for_must_be_there(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert places(None, 1, None) == Gpus((0, 1, 2))
-    assert places("2,0", 2, None) == Gpus((2, 0), 2)
-    assert places(None, 1, 4) == Slots(4)
+def test_what_is_asked_for_must_be_there(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert places(None, 1, None, tmp_path) == Gpus((0, 1, 2))
+    assert places("2,0", 2, None, tmp_path) == Gpus((2, 0), 2)
+    assert places(None, 1, 4, tmp_path) == Slots(4, tmp_path)
     for gpus, per_run, slots, message in (
         ("3", 1, None, "this machine has the GPUs 0 to 2"),
         ("0,x", 1, None, "must be numbers of GPUs"),
@@ -101,16 +112,16 @@ def test_what_is_asked_for_must_be_there(machine: Machine, monkeypatch: pytest.M
         (None, 1, 0, "--slots 0 must lie between"),
     ):
         with pytest.raises(UserError, match=message):
-            places(gpus, per_run, slots)
+            places(gpus, per_run, slots, tmp_path)
     for words, found in (("1,2", (1, 2)), (machine.gpus[2].uuid, (2,))):  # what a scheduler has assigned
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", words)
-        assert places(None, 1, None) == Gpus(found)
-        assert places("0", 1, None) == Gpus((0,))
+        assert places(None, 1, None, tmp_path) == Gpus(found)
+        assert places("0", 1, None, tmp_path) == Gpus((0,))
     for words in ("", "3", "GPU-elsewhere"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", words)
         with pytest.raises(UserError, match="names no GPU that is there"):
-            places(None, 1, None)
+            places(None, 1, None, tmp_path)
     monkeypatch.setattr(devices, "_nvml", lambda: None)
-    assert places(None, 1, None) == Slots(1)
+    assert places(None, 1, None, tmp_path) == Slots(1, tmp_path)
     with pytest.raises(UserError, match="NVML finds no GPU"):
-        places("0", 1, None)
+        places("0", 1, None, tmp_path)

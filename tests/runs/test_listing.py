@@ -36,7 +36,9 @@ def test_what_was_run_is_listed_with_its_state_and_results(tmp_path: Path) -> No
     assert float(rows["GPT-01"][6]) > 1
     assert rows["GPT-02"][5] == "1 failed, 1 unreadable, 1 finished"
     assert rows["GPT-02"][7].endswith(" %")
-    assert rows["mine"][2:8] == ("2 variants", "", "100", "2 finished", "", "")
+    assert rows["mine"][1:8] == ("storybook", "2 variants", "0.001", "100", "2 finished", "", "")
+    assert rows["GPT-01"][1:5] == ("storybook", "baseline", "0.001", "100")
+    assert rows["GPT-01"][-1] == "other task"
 
 
 def test_the_command_prints_the_list(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from oelm.config import RunConfig
 from oelm.runfolder import RunFolder, find_runs
-from oelm.runs import devices, queue, standing
+from oelm.runs import attempts, devices, queue, standing
 from oelm.runs.devices import Gpus, Places, Slots
 from oelm.runs.matrix import Arm, read_matrix
 from oelm.runs.queue import Queue
@@ -127,6 +127,41 @@ def test_queues_share_the_work_and_may_be_killed(tmp_path: Path, matrix: Callabl
         assert len(RunFolder(path).manifest()["sessions"]) == 1
 
 
+def test_what_one_queue_was_told_to_stop_another_goes_on_with(tmp_path: Path, matrix: Callable[..., Path]) -> None:
+    matrix("variants: baseline", steps=3000)
+    path = tmp_path / "outputs/m/baseline/seed-0"
+    other = started(tmp_path, "--slots", "1")
+    one = None
+    try:
+        until(lambda: step_of(path) > 0)
+        one = other
+        other = started(tmp_path, "--slots", "1")
+        until(lambda: len(list((tmp_path / "outputs/.queues").glob("*.json"))) == 2)
+        one.send_signal(signal.SIGTERM)
+        one.communicate(timeout=60)
+        said, _ = other.communicate(timeout=120)
+    finally:
+        for process in (one, other):
+            if process is not None:
+                process.kill()
+    assert other.returncode == 0, said
+    assert "m/baseline/seed-0: finished" in said
+    assert starts(path) == 2
+
+
+def test_queues_share_the_tries(tmp_path: Path) -> None:
+    """Those that a queue at work has made before another began count for both; those of a dead one do not."""
+    folder = RunFolder(tmp_path)
+    attempts.began(folder, "slot 0")
+    attempts.ended(folder, 1, "it burns")
+    later = time.time() + 1
+    assert len(attempts.attempts(folder, later)) == 2
+    lines = (tmp_path / attempts.ATTEMPTS).read_text().replace(f'"queue": {os.getpid()}', f'"queue": {2**22 + 1}')
+    (tmp_path / attempts.ATTEMPTS).write_text(lines)
+    assert attempts.attempts(folder, later) == []
+    assert len(attempts.attempts(folder, 0)) == 2
+
+
 def test_a_run_that_is_killed_is_resumed_and_the_queues_end_stops_it_first(
     tmp_path: Path, matrix: Callable[..., Path]
 ) -> None:
@@ -199,7 +234,7 @@ def test_what_fails_is_tried_as_often_as_it_makes_sense_and_left_with_its_cause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run_with(program, monkeypatch)
-    ended, said = work(planned("variants: baseline\nseeds: 2"), Slots(2), tmp_path, retries=2)
+    ended, said = work(planned("variants: baseline\nseeds: 2"), Slots(2, tmp_path), tmp_path, retries=2)
     assert ended == {f"baseline/seed-{seed}": Standing("failed", cause) for seed in (0, 1)}
     for seed in (0, 1):
         assert starts(tmp_path / f"outputs/m/baseline/seed-{seed}") == tries
@@ -211,7 +246,7 @@ def test_a_broken_folder_holds_up_nothing_else(tmp_path: Path, planned: Callable
     broken.mkdir(parents=True)
     (broken / "manifest.json").write_text('{"format": 99}')
     (broken / "status.json").write_text("{")
-    ended, _ = work(planned("variants: baseline\nseeds: 2", steps=3), Slots(1), tmp_path)
+    ended, _ = work(planned("variants: baseline\nseeds: 2", steps=3), Slots(1, tmp_path), tmp_path)
     assert ended["baseline/seed-0"].state == "failed"
     assert "status.json is damaged" in ended["baseline/seed-0"].message
     assert ended["baseline/seed-1"].state == "finished"
@@ -221,7 +256,7 @@ def test_without_all_of_its_trials_an_arm_gets_no_rate(
     tmp_path: Path, planned: Callable[..., list[Arm]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_with("import sys; sys.exit(2)", monkeypatch)
-    ended, _ = work(planned("variants: baseline\nlearning_rates: [1e-4, 1e-2]"), Slots(2), tmp_path)
+    ended, _ = work(planned("variants: baseline\nlearning_rates: [1e-4, 1e-2]"), Slots(2, tmp_path), tmp_path)
     assert ended["baseline"] == Standing("failed", "no learning rate: m/tuning/baseline/lr-0.0001 failed")
     assert not (tmp_path / "outputs/m/baseline/seed-0").exists()
 
@@ -310,3 +345,30 @@ def test_stop_marks_of_before_are_no_concern_of_a_later_queue(tmp_path: Path) ->
     assert standing.asked_to_stop(run, tmp_path / "outputs", since=time.time() - 60)
     assert not standing.asked_to_stop(run, tmp_path / "outputs", since=time.time() + 60)
     assert not standing.asked_to_stop(tmp_path / "outputs/other", tmp_path / "outputs", since=0)
+
+
+def test_an_arm_that_still_looks_for_its_rate_can_be_stopped(tmp_path: Path, matrix: Callable[..., Path]) -> None:
+    matrix("variants: [baseline, oelm_v2]\nlearning_rates: [1e-4, 1e-2]\ntuning: {steps: 100000}", steps=20)
+    trial = tmp_path / "outputs/m/tuning/baseline/lr-0.0001"
+    process = started(tmp_path, "--slots", "1")
+    try:
+        until(lambda: step_of(trial) > 0)
+        stopped = oelm("stop", "m/baseline", cwd=tmp_path)
+        assert stopped.returncode == 0, stopped.stderr
+        assert "1 waiting run will not be started" in stopped.stdout
+        assert RunFolder(trial).status()["state"] == "interrupted"
+        until(lambda: step_of(tmp_path / "outputs/m/tuning/oelm_v2/lr-0.0001") > 0)
+        assert not (tmp_path / "outputs/m/tuning/baseline/lr-0.01/manifest.json").exists()
+    finally:
+        oelm("stop", "all", cwd=tmp_path)
+        process.communicate(timeout=60)
+
+
+def test_a_tracker_that_is_not_installed_is_said_before_anything_starts(
+    tmp_path: Path, matrix: Callable[..., Path]
+) -> None:
+    matrix("variants: baseline", track="trackio")
+    result = oelm("run", "m.yaml", "--slots", "1", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "pip install trackio" in result.stderr
+    assert not (tmp_path / "outputs/m").exists()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from oelm.runs import table
 from oelm.runs.overview import STATES, Overview
+from oelm.wording import width_of
 
 PATH = "outputs/GPT-01/oelm_v2/seed-0"
 RUN = Overview(
@@ -93,3 +95,18 @@ def test_runs_of_which_little_is_known_can_be_sorted(sort: str) -> None:
     assert len(ordered) == len(runs) + 1
     if sort not in ("name", "progress"):
         assert ordered.index(RUN) <= 1
+
+
+def test_names_are_as_wide_as_a_terminal_shows_them() -> None:
+    assert [width_of(text) for text in ("seed-0", "词元", "é", "e\u0301")] == [6, 4, 1, 1]
+    name = "实验/" + "中文" * 20
+    assert table.shortened(name, 20) == "…文" + "中文" * 4
+    row = table.Row(replace(RUN, path=name), name, "cpu")
+    headings, cells = table.fitting([row], 80)
+    columns = zip(headings, *cells, strict=True)
+    assert sum(max(map(width_of, column)) + table.GAP for column in columns) - table.GAP <= 80
+    assert "gap" in headings
+
+
+def test_a_name_with_a_line_break_stays_on_its_line() -> None:
+    assert table.names([replace(RUN, path="outputs/a\nb")], [Path("outputs")]) == {"outputs/a\nb": "a b"}

@@ -70,11 +70,11 @@ def test_keys_select_sort_open_a_log_and_leave(fifty: Path) -> None:
     for key in ("j", "down", "up"):
         watcher.press(key)
     second = shown(watcher, 120, 20)[3].split()[0]
-    assert shown(watcher, 120, 20)[-3].endswith(second)
+    assert shown(watcher, 120, 20)[-4].endswith(second)
     watcher.press("s")
     watcher.look()
     assert "sorted by name" in shown(watcher, 120, 20)[0]
-    assert shown(watcher, 120, 20)[-3].endswith(second)  # wherever it stands now
+    assert shown(watcher, 120, 20)[-4].endswith(second)  # wherever it stands now
     watcher.press("end")
     assert "above" in shown(watcher, 120, 20)[-1]
     assert "below" not in shown(watcher, 120, 20)[-1]
@@ -319,20 +319,20 @@ def tmux(tmp_path: Path) -> Iterator[Tmux]:
 
 def test_it_lives_in_tmux_and_follows_its_size(tmux: Tmux, fifty: Path) -> None:
     tmux.type(shlex.join([sys.executable, "-m", "oelm", "watch", str(fifty)]), "Enter")
-    lines = tmux.screen(" 31 below")  # which is drawn last
+    lines = tmux.screen(" 32 below")  # which is drawn last
     assert "sorted by state" in lines[0]
     assert lines[1].split() == ["run", "state", "progress", "loss", "val", "PPL", "gap", "left"]
     assert lines[2].split()[1] == "running"
     tmux("resize-window", "-x", "160", "-y", "50")
-    lines = tmux.screen(" 5 below")
+    lines = tmux.screen(" 6 below")
     assert len(lines) == 50
     assert "tokens/s" in lines[1]
     assert "100/100" in lines[10]
     tmux.type("Enter")
     assert "line 99 of the log" in tmux.screen("q back")[-2]
     tmux.type("q")
-    tmux.screen(" 5 below")
+    tmux.screen(" 6 below")
     tmux("resize-window", "-x", "50", "-y", "12")
-    tmux.screen(" 43 below")
+    tmux.screen(" 44 below")
     tmux.type("q")
     tmux.screen("ready:")

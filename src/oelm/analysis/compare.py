@@ -34,6 +34,7 @@ class Row:
     step_ratio: float | None  # to the baseline's
     memory: float | None
     seconds_to_baseline: float | None  # until it was as good as the baseline in the end; None: never
+    is_baseline: bool = False  # at this or at another rate
 
     @property
     def model_type(self) -> str:
@@ -125,26 +126,47 @@ class Comparison:
         return "\n".join([self.task, "", aligned(*self.quality), "", aligned(*self.cost), "", *self.notes])
 
 
-def compare(folders: Sequence[RunFolder], criterion: float = CRITERION) -> Comparison:
+@dataclass(frozen=True)
+class Measure:
+    """What the variants are held against: which one is the baseline, and how much worse than it is good enough."""
+
+    criterion: float = CRITERION
+    baseline: str = "baseline"
+
+    def __post_init__(self) -> None:
+        if not is_number(self.criterion) or not 0 < self.criterion < math.inf:
+            raise UserError(f"--criterion {self.criterion!r} must be a number above 0, such as {CRITERION}")
+        object.__setattr__(self, "criterion", float(self.criterion))
+        object.__setattr__(self, "baseline", variants.name_of(variants.parse(self.baseline)))
+
+
+ORIGINAL = Measure()  # the study's own
+
+
+def compare(folders: Sequence[RunFolder], measure: Measure = ORIGINAL) -> Comparison:
     """Compares finished runs with the baseline among them; refuses runs that were not given the same task."""
-    criterion = checked(criterion)
     results = [read_result(folder) for folder in folders]
-    refuse_other_tasks(without_trials(results))
-    return compared(results, criterion)
+    judged = without_trials(results)
+    if not judged:
+        raise UserError("these runs only served to find a learning rate: there is nothing to judge among them")
+    refuse_other_tasks(judged)
+    return compared(judged, measure, trials=len(results) - len(judged))
 
 
-def compare_all(folders: Sequence[RunFolder], criterion: float = CRITERION) -> list[Comparison]:
-    """A comparison for every task and setting among the runs; those that are not finished are named in the first."""
-    criterion = checked(criterion)
+def compare_all(folders: Sequence[RunFolder], measure: Measure = ORIGINAL) -> list[Comparison]:
+    """A comparison for every task and setting among the runs; what is not judged is named in the first."""
     results, left_out = read_results(folders)
-    if not results:
-        raise UserError("; ".join(["no run is finished yet", *(each.reason for each in left_out)]))
+    judged = without_trials(results)
+    if not judged:
+        raise UserError("; ".join(["no run that counts is finished yet", *(each.reason for each in left_out)]))
     groups = []
-    for group in sorted(by_task(without_trials(results)), key=len, reverse=True):
+    for group in sorted(by_task(judged), key=len, reverse=True):
         single, twins = without_twins(group)
         groups.append(single)
         left_out += twins
-    return [compared(group, criterion, () if i else tuple(left_out)) for i, group in enumerate(groups)]
+    first, *others = groups
+    trials = len(results) - len(judged)
+    return [compared(first, measure, tuple(left_out), trials), *(compared(group, measure) for group in others)]
 
 
 def without_twins(results: Sequence[Result]) -> tuple[list[Result], list[LeftOut]]:
@@ -158,24 +180,20 @@ def without_twins(results: Sequence[Result]) -> tuple[list[Result], list[LeftOut
     return list(kept.values()), twins
 
 
-def checked(criterion: float) -> float:
-    """The criterion as a number, or an error."""
-    if not is_number(criterion) or not 0 < criterion < math.inf:
-        raise UserError(f"--criterion {criterion!r} must be a number above 0, such as {CRITERION}")
-    return float(criterion)
-
-
-def compared(results: Sequence[Result], criterion: float, left_out: tuple[LeftOut, ...] = ()) -> Comparison:
-    """The comparison of results of one task."""
-    judged = without_trials(results)
-    arms = _arms(judged)
-    baseline = _baseline(arms)
+def compared(
+    results: Sequence[Result], measure: Measure, left_out: tuple[LeftOut, ...] = (), trials: int = 0
+) -> Comparison:
+    """The comparison of results of one task; trials: how many were left out because they only looked for a rate."""
+    arms = _arms(results)
+    baseline = strongest({title: list(arm.values()) for title, arm in arms.items()}, measure.baseline)
     reference = arms[baseline] if baseline else {}
-    rows = [_row(title, arm, reference, criterion) for title, arm in arms.items()]
-    said = warnings(judged, arms, baseline)
-    if trials := len(results) - len(judged):
+    rows = [_row(title, arm, reference, measure) for title, arm in arms.items()]
+    said = warnings(results, arms, baseline)
+    if measure.baseline != "baseline" and baseline:
+        said.insert(0, Said("the baseline of this comparison is {title}", title=baseline))
+    if trials:
         said.append(Said("{trials} runs that served to find a learning rate are not counted", trials=trials))
-    return Comparison(tuple(rows), tuple(said), criterion, _task(judged[0]), left_out)
+    return Comparison(tuple(rows), tuple(said), measure.criterion, _task(results[0]), left_out)
 
 
 def alike(result: Result) -> str:
@@ -208,24 +226,26 @@ def _title(result: Result, siblings: Sequence[Result]) -> str:
     return f"{title} ({described})" if described else title
 
 
-def _baseline(arms: dict[str, Arm]) -> str | None:
-    """The arm that the others are held against."""
-    return strongest({title: list(arm.values()) for title, arm in arms.items()}, "baseline")
-
-
 def strongest(arms: Mapping[str, Sequence[Result]], variant: str) -> str | None:
-    """Of several arms of one variant the one that was seen most often, and the best of those."""
+    """Of several arms of one variant the best: over the seeds that all of them have, or where there are none, over all.
+
+    However often a worse one was run: to be held against it would flatter.
+    """
     candidates = {title: arm for title, arm in arms.items() if arm[0].variant == variant}
+    seeds = [{result.config.seed for result in arm} for arm in candidates.values()]
+    common = set.intersection(*seeds) if seeds else set()
 
-    def strength(title: str) -> tuple[int, float]:
-        return len(candidates[title]), -statistics.fmean(result.loss for result in candidates[title])
+    def weakness(title: str) -> tuple[float, int]:
+        losses = [result.loss for result in candidates[title] if not common or result.config.seed in common]
+        return statistics.fmean(losses), -len(candidates[title])
 
-    return max(candidates, key=strength, default=None)
+    return min(candidates, key=weakness, default=None)
 
 
-def _row(title: str, arm: Arm, reference: Arm, criterion: float) -> Row:
+def _row(title: str, arm: Arm, reference: Arm, measure: Measure) -> Row:
     gaps = paired_gaps(arm, reference)
     gap = estimate(gaps) if gaps and arm is not reference else None
+    is_baseline = next(iter(arm.values())).variant == measure.baseline
     results = tuple(arm[seed] for seed in sorted(arm))
     step_time = _step_time(arm)
     return Row(
@@ -233,11 +253,12 @@ def _row(title: str, arm: Arm, reference: Arm, criterion: float) -> Row:
         results=results,
         loss=estimate([result.loss for result in results]),
         gap=gap,
-        verdict="–" if gap is None else verdict(gap, criterion),
+        verdict="–" if gap is None or is_baseline else verdict(gap, measure.criterion),
         step_time=step_time,
         step_ratio=step_time / _step_time(reference) if reference else None,
         memory=max((result.memory for result in results if result.memory is not None), default=None),
         seconds_to_baseline=_seconds_to(arm, reference),
+        is_baseline=is_baseline,
     )
 
 

@@ -10,6 +10,7 @@ from oelm import variants
 from oelm.config import RunConfig
 from oelm.errors import UserError
 from oelm.runfolder import RunFolder
+from oelm.wording import Said
 
 # What may differ between the runs of one comparison without a word: what is compared, and what it is averaged over.
 MEANT = ("model_type", "seed", "max_lr", "min_lr")
@@ -74,10 +75,13 @@ class Result:
 def read_result(folder: RunFolder) -> Result:
     (config, manifest), scores, state = folder.identified(), folder.scores(), folder.status()["state"]
     if state != "finished":
-        raise UserError(f"{folder.path} is not finished ({state}); finish it or leave it out")
+        unfinished = "{path} is not finished ({state}); finish it or leave it out"
+        raise UserError(Said(unfinished, path=folder.path, state=state))
     final = next((score for score in reversed(scores) if score["final"]), None)
     if final is None:
         raise UserError(f"{folder.evals} is damaged: the final score is missing; leave the run out")
+    if not manifest["parameters"]["total"] > 0:
+        raise UserError(f"{folder.path}/manifest.json is damaged: a model has parameters; leave the run out")
     timing = folder.timing()
     if not timing["median_step_time"] > 0:
         raise UserError(f"{folder.path}/timing_stats.json is damaged: no step takes no time; leave the run out")
@@ -104,7 +108,8 @@ def read_results(folders: Iterable[RunFolder]) -> tuple[list[Result], list[LeftO
         try:
             results.append(read_result(folder))
         except Exception as error:  # whatever is wrong with one folder, the others are to be judged
-            left_out.append(LeftOut(folder, str(error) or type(error).__name__))
+            said = error.args[0] if error.args and isinstance(error.args[0], Said) else str(error)
+            left_out.append(LeftOut(folder, said or type(error).__name__))
     return results, left_out
 
 
@@ -117,6 +122,6 @@ def by_task(results: Sequence[Result]) -> list[list[Result]]:
 
 
 def without_trials(results: Sequence[Result]) -> list[Result]:
-    """Results without those runs that only served to find another's learning rate: their seeds were looked at."""
+    """Results without those runs that only serve to find another's learning rate: their seeds are looked at."""
     trials = {run_id for result in results for run_id in result.tuning.get("run_ids", [])}
-    return [result for result in results if result.manifest["run_id"] not in trials]
+    return [result for result in results if not result.config.trial and result.manifest["run_id"] not in trials]

@@ -9,16 +9,15 @@ from typing import Any
 
 from oelm import variants
 from oelm.analysis.compare import (
+    ORIGINAL,
     Comparison,
+    Measure,
     Row,
-    checked,
     compared,
     gap_with_interval,
     without_twins,
 )
 from oelm.analysis.results import LeftOut, Result, by_task, read_results, without_trials
-from oelm.analysis.stats import CRITERION
-from oelm.errors import UserError
 from oelm.reporting.ablation import ablation
 from oelm.reporting.blocks import (
     Block,
@@ -39,23 +38,24 @@ from oelm.reporting.provenance import provenance
 from oelm.reporting.samples import samples
 from oelm.reporting.styles import styled
 from oelm.runfolder import RunFolder
+from oelm.runs.overview import overview
+from oelm.runs.table import steps
 from oelm.wording import Said, percent
 
 
-def content(folders: Sequence[RunFolder], criterion: float = CRITERION) -> Report:
+def content(folders: Sequence[RunFolder], measure: Measure = ORIGINAL) -> Report:
     """The report on some runs; those that are not finished, or cannot be read, stop nothing."""
-    criterion = checked(criterion)
     results, left_out = read_results(folders)
     judged = without_trials(results)
     comparisons = []
     for group in sorted(by_task(judged), key=len, reverse=True):
         single, twins = without_twins(group)
         left_out += twins
-        comparisons.append(compared(sorted(single, key=_place), criterion))
+        comparisons.append(compared(sorted(single, key=_place), measure))
     sections = [_section(number, each) for number, each in enumerate(comparisons, start=1)]
     if left_out:
         sections.append(_unjudged(left_out))
-    opening = _opening(comparisons, left_out, len(results) - len(judged), criterion)
+    opening = _opening(comparisons, left_out, len(results) - len(judged), measure.criterion)
     return Report(Said("OELM report"), opening, tuple(sections))
 
 
@@ -87,7 +87,7 @@ def _opening(
         (_short(comparison), row.title, "–" if row.gap is None else gap_with_interval(row.gap), row.verdict)
         for comparison in comparisons
         for row in comparison.rows
-        if not _is_reference(row)
+        if not row.is_baseline
     ]
     return Paragraph(tuple(lede)), Table(("task", "variant", "gap", "verdict"), verdicts)
 
@@ -143,12 +143,8 @@ def _figures(figures: tuple[Any, ...], legend: tuple[Any, ...] = (), note: str =
     return (Figures(figures, legend, note),) if figures else ()
 
 
-def _is_reference(row: Row) -> bool:
-    return row.gap is None and row.verdict == "–" and row.model_type == "baseline"
-
-
 def _findings(comparison: Comparison) -> list[Block]:
-    said: list[Block] = [_finding(row, comparison.criterion) for row in comparison.rows if not _is_reference(row)]
+    said: list[Block] = [_finding(row, comparison.criterion) for row in comparison.rows if not row.is_baseline]
     return said or [Paragraph((Said("There is nothing here to hold against the baseline."),))]
 
 
@@ -181,12 +177,8 @@ def _unjudged(left_out: Sequence[LeftOut]) -> Section:
 
 def _cause(left_out: LeftOut) -> tuple[tuple[str, str], ...]:
     """What became of a run: its state, how far it got and what it said last; or why it cannot be judged."""
-    try:
-        status = left_out.folder.status()
-    except (UserError, OSError):
-        status = {"state": "unreadable"}
-    if status["state"] in ("finished", "unreadable"):
+    run = overview(left_out.folder)
+    if run.state in ("finished", "unreadable"):
         state = "finished" if left_out.twin else "unreadable"
         return (("state", state), ("cause", left_out.reason))
-    progress = f"{status.get('step', '?')} / {status.get('max_steps', '?')}"
-    return (("state", status["state"]), ("step", progress), ("cause", str(status.get("message") or left_out.reason)))
+    return (("state", run.state), ("step", steps(run)), ("cause", run.message or left_out.reason))

@@ -16,6 +16,11 @@ MOST_POINTS = 250  # of a curve: more than a screen tells apart
 SHARES = (10, 30, 60, 100)
 TOO_FAR = 0.05  # of a run's steps: how far from a share of them a validation may be to stand for it
 
+MISSING = (
+    "Means over the seeds, at the validation nearest to that share of the steps, on the same tokens in each. No "
+    "validation of all the runs was near {shares}: a smaller val_interval would have given one."
+)
+
 Scores = dict[int, dict[str, Any]]  # by step
 
 
@@ -50,7 +55,11 @@ def early(comparison: Comparison) -> Block:
         (title, *(shown(perplexity(statistics.fmean(s[step]["loss"] for s in runs)), 3) for step in near.values()))
         for title, runs in rows
     ]
-    note = "Means over the seeds, at the validation nearest to that share of the steps, on the same tokens in each."
+    note: str = (
+        "Means over the seeds, at the validation nearest to that share of the steps, on the same tokens in each."
+    )
+    if missing := [f"{share} %" for share in SHARES if share not in near]:
+        note = Said(MISSING, shares=missing)
     return Table(headings, cells, note)
 
 

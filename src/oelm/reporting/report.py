@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oelm.analysis.stats import CRITERION
+from oelm.analysis.compare import ORIGINAL, Measure
 from oelm.errors import UserError, known
 from oelm.reporting.content import content
 from oelm.reporting.figures import Gallery
@@ -35,13 +35,13 @@ class Written:
 
 
 def report(
-    folders: Sequence[RunFolder], out: str | Path | None = None, criterion: float = CRITERION, lang: str = "en"
+    folders: Sequence[RunFolder], out: str | Path | None = None, measure: Measure = ORIGINAL, lang: str = "en"
 ) -> Written:
     """Writes report.html, report.pdf and report.md into a folder; or, where `out` names one of the three, that one."""
     known("language", lang, LANGUAGES)
     target = Path(out) if out is not None else common_folder(folders) / "report"
     base, kinds = (target.with_suffix(""), (target.suffix,)) if target.suffix in KINDS else (target / "report", KINDS)
-    said, gallery = content(folders, criterion), Gallery(translator(lang))
+    said, gallery = content(folders, measure), Gallery(translator(lang))
     notes, paths = [], []
     if lang == "zh" and not chinese_can_be_drawn():
         notes.append(f"no font with Chinese characters here; install one (Debian: apt install {CHINESE_FONT})")

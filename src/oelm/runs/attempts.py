@@ -9,12 +9,14 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import Any
 
 from oelm.errors import UserError
-from oelm.runfolder import RunFolder, append_line, last_line, read_lines
+from oelm.processes import alive
+from oelm.runfolder import RunFolder, append_line, is_there, last_line, read_lines
 
 CONSOLE = "console.log"  # what the process of a run printed
 PLAN = "plan.yaml"  # what a queue was told to run
@@ -48,16 +50,27 @@ def is_claimed(folder: RunFolder) -> bool:
 
 
 def began(folder: RunFolder, place: str) -> None:
-    append_line(folder.path / ATTEMPTS, {"time": time.time(), "event": "start", "place": place, "queue": os.getpid()})
+    _note(folder, "start", place=place)
 
 
-def ended(folder: RunFolder, code: int, cause: str) -> None:
-    append_line(folder.path / ATTEMPTS, {"time": time.time(), "event": "end", "code": code, "cause": cause})
+def ended(folder: RunFolder, code: int, cause: str, stopping: bool = False) -> None:
+    """stopping: the queue was told to stop, and has told the run."""
+    _note(folder, "end", code=code, cause=cause, stopping=stopping)
+
+
+def _note(folder: RunFolder, event: str, **more: Any) -> None:
+    who = {"queue": os.getpid(), "host": socket.gethostname()}
+    append_line(folder.path / ATTEMPTS, {"time": time.time(), "event": event, **who, **more})
 
 
 def attempts(folder: RunFolder, since: float) -> list[dict[str, Any]]:
-    """What the queues have noted since a time."""
-    return [line for line in read_lines(folder.path / ATTEMPTS, LINE) if line["time"] >= since]
+    """What queues have noted since a time, or, before that, queues that are still at work: they share the tries."""
+    return [line for line in read_lines(folder.path / ATTEMPTS, LINE) if line["time"] >= since or _at_work(line)]
+
+
+def _at_work(line: dict[str, Any]) -> bool:
+    pid = line.get("queue")
+    return line.get("host") == socket.gethostname() and type(pid) is int and alive(pid)
 
 
 def last_cause(folder: RunFolder) -> str:
@@ -82,11 +95,13 @@ def cause(folder: RunFolder, code: int) -> str:
 def last_words(path: Path) -> str:
     """The last thing that a process said, without the name of the command."""
     try:
+        if not is_there(path):
+            return ""
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
+    except (OSError, UserError):
         return ""
     ours = [line for line in lines if line.startswith("oelm: ")]
     said = ours or [line for line in lines if line.strip()]

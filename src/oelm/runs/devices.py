@@ -7,6 +7,7 @@ whatever becomes of the queue; another queue on this machine finds it taken.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import tempfile
 from collections.abc import Sequence
@@ -46,30 +47,25 @@ class Places(Protocol):
     def occupied_by(self) -> str:
         """Why the last `take` found none."""
 
-    def give_back(self, place: Place) -> None:
-        """The run that had it has ended."""
-
 
 @dataclass
 class Slots:
-    """So many runs at once on the CPU, which share its cores."""
+    """So many runs at once on the CPU, which share its cores: of all queues on the same outputs together."""
 
     count: int
-    _taken: list[int] = field(default_factory=list)
+    outputs: Path
 
     def take(self) -> Place | None:
-        free = next((i for i in range(self.count) if i not in self._taken), None)
-        if free is None:
-            return None
-        self._taken.append(free)
-        threads = max(1, (os.cpu_count() or 1) // self.count)
-        return Place(f"slot {free}", {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))})
+        whose = hashlib.sha256(str(self.outputs.resolve()).encode()).hexdigest()[:16]
+        for number in range(self.count):
+            if (lock := _lock(f"slot-{whose}-{number}")) is not None:
+                threads = max(1, (os.cpu_count() or 1) // self.count)
+                environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
+                return Place(f"slot {number}", environment, (lock,))
+        return None
 
     def occupied_by(self) -> str:
         return "a free slot"
-
-    def give_back(self, place: Place) -> None:
-        self._taken.remove(int(place.name.removeprefix("slot ")))
 
 
 @dataclass
@@ -115,9 +111,6 @@ class Gpus:
     def occupied_by(self) -> str:
         return "; ".join(f"GPU {gpu}: {who}" for gpu, who in self._occupied.items())
 
-    def give_back(self, place: Place) -> None:
-        """Nothing to do: the lock went with the process."""
-
 
 def _place(taken: Sequence[tuple[int, str, int]]) -> Place:
     gpus, uuids, locks = zip(*taken, strict=True)
@@ -125,16 +118,16 @@ def _place(taken: Sequence[tuple[int, str, int]]) -> Place:
     return Place(name, {"CUDA_VISIBLE_DEVICES": ",".join(uuids)}, locks, processes=len(gpus))
 
 
-def _lock(uuid: str) -> int | None:
-    """A hold on a GPU against the other queues on this machine, or None where another has it."""
+def _lock(name: str) -> int | None:
+    """A hold on a GPU or a slot against the other queues on this machine, or None where another has it."""
     folder = Path(tempfile.gettempdir()) / "oelm-devices"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o777)
         folder.chmod(0o1777)  # for all users of the machine, whatever the umask
     try:
-        file = os.open(folder / uuid, os.O_RDONLY)  # with O_CREAT, a file of another user might be refused
+        file = os.open(folder / name, os.O_RDONLY)  # with O_CREAT, a file of another user might be refused
     except FileNotFoundError:
-        file = os.open(folder / uuid, os.O_RDONLY | os.O_CREAT, 0o644)
+        file = os.open(folder / name, os.O_RDONLY | os.O_CREAT, 0o644)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

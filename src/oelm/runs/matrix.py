@@ -49,8 +49,8 @@ class Arm:
         """The runs that look for the rate, all of one length."""
         if len(self.rates) == 1:
             return []
-        short = replace(self.config, max_steps=self.trial_steps, seed=self.trial_seed)
-        return [self._at(rate, short, self.trials_folder / f"lr-{rate:g}") for rate in self.rates]
+        short = replace(self.config, max_steps=self.trial_steps, seed=self.trial_seed, trial=True)
+        return [self._at(rate, short, self.trials_folder / f"lr-{rate:.12g}") for rate in self.rates]
 
     def runs(self, rate: float) -> list[RunConfig]:
         """The runs that count, at a rate."""
@@ -148,7 +148,7 @@ def overrides(settings: Sequence[str]) -> dict[str, Any]:
 
 
 def _refuse_what_is_fixed(changes: Mapping[str, Any]) -> None:
-    for name in ("model_type", "out_dir", "data_path", "resume", "tuned_from"):
+    for name in ("model_type", "out_dir", "data_path", "resume", "tuned_from", "trial"):
         if name in changes:
             where = {"out_dir": "; --out-dir says where all runs go", "data_path": "; use dataset and --data-dir"}
             raise UserError(f"--set {name}: an experiment sets that itself{where.get(name, '')}")
@@ -240,7 +240,7 @@ def _settings(file: Document) -> dict[str, Any]:
     for name in settings:
         if name in NOT_A_SETTING:
             raise file.error("settings", f"{name} does not belong here but under {NOT_A_SETTING[name]}", name)
-        if name in ("out_dir", "data_path", "resume", "tuned_from"):
+        if name in ("out_dir", "data_path", "resume", "tuned_from", "trial"):
             raise file.error("settings", f"a matrix sets {name} itself", name)
     return settings
 

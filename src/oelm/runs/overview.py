@@ -40,6 +40,10 @@ class Overview:
     state: str
     message: str = ""  # why it is in that state, where it says so
     model_type: str | None = None
+    dataset: str | None = None
+    preset: str | None = None
+    max_lr: float | None = None
+    trial: bool = False  # whether it only serves to find a learning rate
     seed: int | None = None
     step: int = 0
     max_steps: int | None = None
@@ -81,6 +85,11 @@ def overviews(*outputs: Path) -> list[Overview]:
     return Reader().overviews(*outputs)
 
 
+def overview(folder: RunFolder) -> Overview:
+    """One run at a glance, whatever is wrong with it; without a gap, since it is looked at alone."""
+    return Reader().told(folder).overview
+
+
 @dataclass(frozen=True)
 class Told:
     """What a run folder says: the overview, and what it takes to find its baseline."""
@@ -100,7 +109,7 @@ class Reader:
 
     def overviews(self, *outputs: Path) -> list[Overview]:
         folders = dict.fromkeys(folder for place in outputs for folder in runs_below(place))
-        told = [self._told(folder) for folder in folders]
+        told = [self.told(folder) for folder in folders]
         baselines: dict[str, list[Told]] = {}
         for each in told:
             if each.is_baseline:
@@ -108,17 +117,18 @@ class Reader:
         found = [replace(each.overview, gap=self._gap(each, baselines.get(each.task, []))) for each in told]
         return _with_waiting(found, [each for place in outputs for each in _waiting_in(place)])
 
-    def _told(self, folder: RunFolder) -> Told:
+    def told(self, folder: RunFolder) -> Told:
+        """What one folder says."""
         try:
             return self._read(folder)
         except Exception as error:  # whatever is wrong with one folder, the others are to be seen
             reason = str(error) or type(error).__name__
-            return Told(Overview(str(folder.path), "unreadable", _plain(reason)), folder)
+            return Told(Overview(str(folder.path), "unreadable", plain(reason)), folder)
 
     def _read(self, folder: RunFolder) -> Told:
         path = folder.path
         identity = (path / "config.yaml", path / "manifest.json")
-        config, task, is_baseline = self._unless_kept(identity, lambda: _identity(folder))
+        config, dataset, task, is_baseline = self._unless_kept(identity, lambda: _identity(folder))
         metrics = self._unless_kept((folder.metrics,), folder.last_metrics)
         score = self._unless_kept((folder.evals,), folder.last_score)
         best = self._unless_kept((folder.evals,), lambda: _best(folder, score), "best")
@@ -129,8 +139,12 @@ class Reader:
         overview = Overview(
             path=str(path),
             state=state,
-            message=_plain(str(status.get("message") or (last_cause(folder) if state == "dead" else ""))),
+            message=plain(str(status.get("message") or (last_cause(folder) if state == "dead" else ""))),
             model_type=config.model_type,
+            dataset=dataset,
+            preset=config.preset,
+            max_lr=config.max_lr,
+            trial=config.trial,
             seed=config.seed,
             step=step,
             max_steps=config.max_steps,
@@ -184,12 +198,12 @@ def _stamp(path: Path) -> tuple[int, ...]:
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
-def _identity(folder: RunFolder) -> tuple[RunConfig, str, bool]:
-    """The config, what a run shares with its baseline, and whether it is one itself."""
+def _identity(folder: RunFolder) -> tuple[RunConfig, str, str, bool]:
+    """The config, the corpus, what a run shares with its baseline, and whether it is one itself."""
     config, manifest = folder.identified()
     shared = {name: value for name, value in config.identity().items() if name not in MAY_DIFFER}
     task = repr([shared, sorted(manifest["data"]["sha256"].items())])
-    return config, task, variants.name_of(config.variant) == "baseline"
+    return config, str(manifest["data"]["dataset"]), task, variants.name_of(config.variant) == "baseline"
 
 
 def _best(folder: RunFolder, last: dict[str, Any] | None) -> float | None:
@@ -207,7 +221,7 @@ def _just_begun(path: Path) -> bool:
     return age < DEAD_AFTER_SECONDS and not (path / "status.json").exists()
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """One line, without what would move the cursor of a terminal."""
     return "".join(char for char in " ".join(text.split()) if char.isprintable())
 
@@ -237,7 +251,8 @@ def _with_waiting(found: list[Overview], expected: list[Waiting]) -> list[Overvi
     by_place = {os.path.abspath(each.path): each for each in found}  # noqa: PTH100
     for each in expected:
         place = os.path.abspath(each.run)  # noqa: PTH100
-        begun = by_place.get(place, Overview(each.run, "waiting", "", each.model_type, each.seed, 0, each.max_steps))
+        new = Overview(each.run, "waiting", model_type=each.model_type, seed=each.seed, max_steps=each.max_steps)
+        begun = by_place.get(place, new)
         if begun.state not in (*ACTIVE, "finished", "unreadable"):
             by_place[place] = replace(begun, state="waiting", message=each.why)
     return sorted(by_place.values(), key=lambda each: each.path)

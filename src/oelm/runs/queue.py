@@ -165,7 +165,6 @@ class Queue:
                 self._waiting_since = None
             else:
                 place.let_go()
-                self.places.give_back(place)
         return started
 
     def _wait_for(self, occupied_by: str) -> None:
@@ -223,11 +222,10 @@ class Queue:
         ended = [path for path, child in self._children.items() if child.process.poll() is not None]
         for path in ended:
             child = self._children.pop(path)
-            self.places.give_back(child.place)
             code = child.process.returncode
             why = "" if code == 0 else attempts.cause(RunFolder(path), code)
             with suppress(OSError):  # a full disk; the run's own status says what it can
-                attempts.ended(RunFolder(path), code, why)
+                attempts.ended(RunFolder(path), code, why, stopping=bool(self._asked))
             if why and not self._asked:
                 self.say(f"{self._name(path)}: ended with {why}")
         return bool(ended)

@@ -16,6 +16,7 @@ from oelm.runs.matrix import Arm, arms_of, overrides
 from oelm.runs.queue import Queue
 from oelm.runs.standing import Standing, check
 from oelm.runs.waiting import FOLDER
+from oelm.training.track import check_tracker
 
 
 def check_numbers(retries: int, minutes: float | None) -> None:
@@ -39,19 +40,21 @@ def planned(
     device = "cpu" if on_cpu else "cuda"
     arms = [replace(arm, config=replace(arm.config, device=device)) for arm in arms]
     check(arms)
+    for arm in arms:
+        check_tracker(arm.config)
     return arms
 
 
-def places(gpus: str | None, per_run: int, slots: int | None) -> Places:
+def places(gpus: str | None, per_run: int, slots: int | None, outputs: Path) -> Places:
     """Where runs go: the GPUs that were named, or all there are; the CPU where there is none, or it was asked for."""
     if slots is not None:
         if gpus is not None or per_run != 1:
             raise UserError("--slots is for the CPU: drop it, or drop --gpus and --gpus-per-run")
         if not 1 <= slots <= 1024:
             raise UserError(f"--slots {slots} must lie between 1 and 1,024")
-        return Slots(slots)
+        return Slots(slots, outputs)
     if gpus is None and per_run == 1 and not gpu_count():
-        return Slots(1)
+        return Slots(1, outputs)
     return Gpus.of_this_machine(_numbers(gpus), per_run)
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from oelm.runs import table
-from oelm.runs.overview import Overview
+from oelm.runs.overview import Overview, plain
 from oelm.runs.status import counts
+from oelm.wording import padded, width_of
 
 STYLES = {
     **{"running": "green", "starting": "green", "waiting": "yellow", "interrupted": "yellow"},
@@ -19,7 +20,7 @@ STYLES = {
 TO_THE_LEFT = ("run", "state", "progress", "device")
 KEYS = "↑↓ select  Enter log  s sort  q quit"
 LOG_KEYS = "↑↓ scroll  End newest  q back"
-AROUND = 5  # lines of the list that are no runs: the title, the headings, the selected run, the counts, the keys
+AROUND = 6  # lines of the list that are no runs: title, headings, two of the selected run, counts, keys
 
 
 @dataclass
@@ -42,17 +43,18 @@ def draw_runs(
     """The list, with the selected run's folder and message below it."""
     seen = position.within(len(rows), max(1, height - AROUND))
     headings, cells = table.fitting(rows, width, live=True)
-    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    widths = [max(map(width_of, column)) for column in zip(headings, *cells, strict=True)]
     lines = [
         _ends(title, f"sorted by {sort}", width, "bold reverse"),
         Text(_line(headings, headings, widths), style="bold"),
     ]
     for i in seen:
-        text = _line(headings, cells[i], widths).ljust(width)
+        text = padded(_line(headings, cells[i], widths), width)
         lines.append(Text(text, style="reverse" if i == position.selected else STYLES[rows[i].run.state]))
     lines += [Text()] * (height - AROUND - len(seen))
     runs = [row.run for row in rows]
     lines.append(_about(runs[position.selected], width) if runs else Text("no runs yet", style="dim"))
+    lines.append(Text(_cut(_unseen(rows[position.selected], headings), width), style="dim") if runs else Text())
     lines.append(Text(_cut(counts(runs), width)))
     hidden = {"above": seen.start, "below": len(rows) - seen.stop}
     where = ", ".join(f"{count} {side}" for side, count in hidden.items() if count)
@@ -79,21 +81,29 @@ def _ends(left: str, right: str, width: int, style: str) -> Text:
 
 def _line(headings: Sequence[str], cells: Sequence[str], widths: Sequence[int]) -> str:
     return (" " * table.GAP).join(
-        cell.ljust(width) if heading in TO_THE_LEFT else cell.rjust(width)
+        padded(cell, width, left=heading in TO_THE_LEFT)
         for heading, cell, width in zip(headings, cells, widths, strict=True)
     )
 
 
 def _about(run: Overview, width: int) -> Text:
-    path = table.shortened(run.path, width // 2 if run.message else width)
+    path = table.shortened(plain(run.path), width // 2 if run.message else width)
     return Text(_cut(f"{path}: {run.message}" if run.message else path, width), style=STYLES[run.state])
+
+
+def _unseen(row: table.Row, headings: Sequence[str]) -> str:
+    """What the columns that had to give way would say of a run."""
+    hidden = [column for column in table.COLUMNS if column.heading not in headings]
+    return "  ".join(f"{column.heading} {column.cell(row)}" for column in hidden if column.cell(row) != table.NONE)
 
 
 def _cut(text: str, width: int) -> str:
     """Text that fits, cut between words."""
-    if len(text) <= width:
+    if width_of(text) <= width:
         return text
     room = text[: max(0, width - 1)]
+    while width_of(room) > max(0, width - 1):
+        room = room[:-1]
     return f"{room[: room.rfind(' ')] if ' ' in room and text[len(room)] != ' ' else room} …"[:width]
 
 

@@ -51,9 +51,10 @@ def standing(config: RunConfig, outputs: Path, since: float, retries: int) -> St
 
 def _judged(status: dict[str, Any], tries: Sequence[dict[str, Any]], retries: int) -> Standing | None:
     """Whether what was tried so far is enough."""
-    starts = sum(line["event"] == "start" for line in tries)
     ends = [line for line in tries if line["event"] == "end"]
-    if not starts:
+    # What a queue had to stop because it was itself told to stop is another queue's to go on with.
+    starts = sum(line["event"] == "start" for line in tries) - sum(bool(line.get("stopping")) for line in ends)
+    if starts <= 0:
         return None
     if status["state"] == "interrupted":
         return Standing("stopped", str(status.get("message", "")))

@@ -14,6 +14,7 @@ from typing import Any
 from oelm.errors import RunFailedError, UserError
 from oelm.runfolder import RunFolder, runs_below
 from oelm.runs.attempts import is_claimed
+from oelm.runs.matrix import TUNING
 from oelm.runs.standing import STOP
 from oelm.runs.waiting import waiting
 
@@ -22,7 +23,7 @@ def stop(names: Sequence[str], outputs: Path, seconds: float, say: Callable[[str
     """Stops experiments, matrices or single runs by name or path; `all`: everything below the outputs."""
     if not names:
         raise UserError("name what to stop: an experiment, a matrix, a run folder, or all")
-    places = [_place(name, outputs) for name in names]
+    places = [place for name in names for place in _places(name, outputs)]
     for place in places:
         place.mkdir(parents=True, exist_ok=True)
         (place / STOP).touch()
@@ -35,15 +36,19 @@ def stop(names: Sequence[str], outputs: Path, seconds: float, say: Callable[[str
     _see_to_their_ends(alive, seconds, say)
 
 
-def _place(name: str, outputs: Path) -> Path:
-    """The folder that a name stands for."""
+def _places(name: str, outputs: Path) -> list[Path]:
+    """The folder that a name stands for; for an arm, also that of the runs that look for its learning rate."""
     if name == "all":
-        return outputs
-    there = [path for path in (outputs / name, Path(name)) if path.is_dir()]
-    planned = [outputs / name for each in waiting(outputs) if _within(each.run, outputs / name)]
-    if not there and not planned:
+        return [outputs]
+    experiment, *arm = Path(name).parts or (name,)
+    trials = outputs.joinpath(experiment, TUNING, *arm)
+    known = [each.run for each in waiting(outputs)]
+    found = [path for path in (outputs / name, trials) if path.is_dir() or any(_within(run, path) for run in known)]
+    if trials in found and arm:  # whose own runs are yet to come
+        found = [outputs / name, trials]
+    if not found and not Path(name).is_dir():
         raise UserError(f"{name} is neither an experiment below {outputs} nor a run folder; see oelm status")
-    return (there or planned)[0]
+    return found or [Path(name)]
 
 
 def _within(run: str, place: Path) -> bool:

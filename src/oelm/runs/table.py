@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oelm.runs.overview import STATES, Overview
-from oelm.wording import formatted, percent, shown
+from oelm.runs.overview import STATES, Overview, plain
+from oelm.wording import formatted, percent, shown, width_of
 
 NONE = "–"
 NARROWEST_NAME = 18
@@ -81,20 +81,21 @@ def bar(share: float | None) -> str:
 def names(runs: Sequence[Overview], places: Sequence[Path]) -> dict[str, str]:
     """What runs are called: their paths, below the one place that was asked for."""
     paths = [run.path for run in runs]
-    if len(places) != 1 or str(places[0]) in paths:
-        return {path: path for path in paths}
-    return {path: os.path.relpath(path, places[0]) for path in paths}
+    whole = len(places) != 1 or str(places[0]) in paths
+    return {path: plain(path if whole else os.path.relpath(path, places[0])) for path in paths}
 
 
 def shortened(name: str, width: int) -> str:
     """A name without its beginning, where there is no room for it: …/oelm_v2/seed-0."""
-    if len(name) <= width:
+    if width_of(name) <= width:
         return name
     parts = Path(name).parts
     for i in range(1, len(parts)):
-        if 0.7 * width <= len(short := f"…/{'/'.join(parts[i:])}") <= width:
+        if 0.7 * width <= width_of(short := f"…/{'/'.join(parts[i:])}") <= width:
             return short
-    return f"…{name[len(name) - width + 1 :]}"
+    while name and width_of(name) >= width:
+        name = name[1:]
+    return f"…{name}"
 
 
 def device(run: Overview) -> str:
@@ -107,7 +108,7 @@ def fitting(rows: Sequence[Row], width: int | None, live: bool = False) -> tuple
     columns = [column for column in COLUMNS if live or not column.live]
     cells = {column.heading: [column.cell(row) for row in rows] for column in columns}
     widths = {name: max(map(len, (name, *texts))) for name, texts in cells.items()}
-    longest = max([3, *(len(row.name) for row in rows)])
+    longest = max([3, *(width_of(row.name) for row in rows)])
     while width is not None and columns and min(longest, NARROWEST_NAME) + _needed(columns, widths) > width:
         columns.remove(min(columns, key=lambda column: column.weight))
     room = longest if width is None else max(1, min(longest, width - _needed(columns, widths)))
