@@ -29,7 +29,7 @@ def test_runs_may_be_named_in_any_form(folder: RunFolder) -> None:
 
 
 def test_a_wrong_option_is_named(folder: RunFolder) -> None:
-    with pytest.raises(UserError, match="--tokens must be int, not 'x'"):
+    with pytest.raises(UserError, match="--tokens must be a whole number, not 'x'"):
         oelm.sample(folder, tokens="x")
     with pytest.raises(UserError, match=r"unknown option 'tokns': did you mean tokens\?"):
         oelm.sample(folder, tokns=5)

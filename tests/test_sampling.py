@@ -56,12 +56,12 @@ def test_a_model_with_more_tokens_than_the_tokenizer_says_only_what_can_be_read(
         ({"tokens": 10**12}, "--tokens 1000000000000 must lie between 1 and 100,000"),
         ({"top_k": 0}, "--top_k 0 must lie between"),
         ({"prompt": "caf\udce9"}, "--prompt is not text in UTF-8"),
-        ({"prompt": None}, "--prompt must be str, not None"),
-        ({"tokens": "x"}, "--tokens must be int, not 'x'"),
-        ({"tokens": 2.5}, "--tokens must be int, not 2.5"),
-        ({"temperature": "warm"}, "--temperature must be float, not 'warm'"),
-        ({"tokens": True}, "--tokens must be int, not True"),
-        ({"best": "yes"}, "--best must be bool, not 'yes'"),
+        ({"prompt": None}, "--prompt must be text, not None"),
+        ({"tokens": "x"}, "--tokens must be a whole number, not 'x'"),
+        ({"tokens": 2.5}, "--tokens must be a whole number, not 2.5"),
+        ({"temperature": "warm"}, "--temperature must be a number, not 'warm'"),
+        ({"tokens": True}, "--tokens must be a whole number, not True"),
+        ({"best": "yes"}, "--best must be true or false, not 'yes'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(values: dict[str, Any], message: str) -> None:

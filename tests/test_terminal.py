@@ -78,6 +78,24 @@ def test_a_run_is_shown_live_with_its_folder_s_name_as_it_is(tiny: Tiny, tmp_pat
     assert f"{config.run_folder} is finished already" in screen.text
 
 
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_no_number_of_the_progress_is_cut_on_a_narrow_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    with Screen() as screen:
+        observer = terminal.observer()
+        observer.progress(Progress(123_450, 150_000, 3.1234, 4.5678, 4.5555, 51_234.0, 12_345.0))
+        observer.close()
+    for part in (
+        "step 123,450/150,000",
+        "loss 3.1234",
+        "val PPL 96.33 (best 95.15)",
+        "51,234 tokens/s",
+        "3h 25m 45s left",
+    ):
+        assert part in screen.text
+    assert "…" not in screen.text
+
+
 def test_a_corpus_is_shown_under_its_name_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "some.txt").write_text("<|endoftext|>\n".join(f"Story {i} is short.\n" for i in range(200)))
     with Screen() as screen, terminal.preparing(LIKE_MARKUP) as on_progress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
@@ -14,18 +15,23 @@ from oelm.analysis.compare import Comparison, Measure
 from oelm.analysis.stats import CRITERION
 from oelm.config import RunConfig
 from oelm.data import prepare as preparation
-from oelm.errors import known
+from oelm.errors import UserError, known
 from oelm.reporting import report as reporting
 from oelm.reporting.report import Written
 from oelm.runfolder import RunFolder, find_runs
 from oelm.sampling import Sampling
 from oelm.training.loop import fit
 
+OPTIONS = [name for name in inspect.signature(preparation.prepare).parameters if name not in ("name", "source")]
 Runs = str | Path | RunFolder | Sequence[str | Path | RunFolder]
 
 
 def prepare(name: str, source: str | Path | Iterable[str | Path] = (), **options: Any) -> Path:
     """Prepares a corpus, like `oelm prepare`, and returns its folder."""
+    for option in options:
+        known("option", option, OPTIONS)
+    if not isinstance(source, str | Path | Iterable):
+        raise UserError(f"source must be a path or several, not {source!r}")
     sources = [source] if isinstance(source, str | Path) else list(source)
     with terminal.preparing(name) as on_progress:
         return preparation.prepare(name, sources, on_progress=on_progress, **options)

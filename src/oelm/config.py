@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from oelm import variants
-from oelm.errors import UserError, is_number, is_plain_name, is_truth, is_whole, known
+from oelm.errors import KINDS, UserError, is_number, is_plain_name, is_truth, is_whole, known
 from oelm.specs import Variant
 
 
@@ -118,8 +118,8 @@ class Operation:
     """Threads that gather batches ahead of the step. 0: gather when needed."""
     log_interval: int = 10
     """Steps between two lines of metrics."""
-    val_interval: int = 500
-    """Steps between two validations."""
+    val_interval: int | None = None
+    """Steps between two validations. None: 500, but at least ten validations in a run."""
     save_interval: int = 1000
     """Steps between two checkpoints."""
     tuned_from: str | None = None
@@ -170,13 +170,14 @@ class RunConfig(Operation, Training, Model):
         return Path("outputs") / f"{corpus}-{self.preset}" / self.model_type / f"seed-{self.seed}"
 
     def resolved(self, vocab_size: int) -> RunConfig:
-        """The same run with every 'None: …' and 'auto' rule of its identity written out as a number."""
+        """The same run with every 'None: …' rule written out as a number."""
         warmup = min(max(100, round(0.02 * self.max_steps)), self.max_steps)
         return replace(
             self,
             vocab_size=self.vocab_size or vocab_size,
             warmup_steps=warmup if self.warmup_steps is None else self.warmup_steps,
             min_lr=self.max_lr / 10 if self.min_lr is None else self.min_lr,
+            val_interval=self.val_interval or min(500, max(1, self.max_steps // 10)),
         )
 
     def identity(self) -> dict[str, Any]:
@@ -324,6 +325,9 @@ def check(config: RunConfig) -> None:
         )
     if config.batch_size % config.accumulation:
         raise UserError(f"--accumulation {config.accumulation} does not divide --batch_size {config.batch_size}")
+    for name in ("data_path", "out_dir"):
+        if "\0" in (getattr(config, name) or ""):
+            raise UserError(f"--{name} {getattr(config, name)!r} is no path")
     if not re.fullmatch(r"auto|cpu|cuda|cuda:[0-9]+", config.device):
         raise UserError(f"--device {config.device} is unknown: use auto, cpu, cuda or cuda:N")
 
@@ -408,5 +412,5 @@ def _convert(name: str, value: Any, hint: Any, where: str) -> Any:
         return bool(value)
     if str in allowed and isinstance(value, Path | str):  # NumPy's strings are some
         return str(value)
-    wanted = " or ".join(t.__name__ for t in allowed if t is not type(None))
+    wanted = " or ".join(KINDS[t] for t in allowed if t is not type(None))
     raise UserError(f"{name}{where} must be {wanted}, not {value!r}")

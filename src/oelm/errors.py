@@ -73,6 +73,9 @@ def is_truth(value: Any) -> bool:
     return isinstance(value, bool | np.bool_)
 
 
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}  # for messages
+
+
 def is_plain_name(name: str) -> bool:
     """Whether a name can be that of a folder, and is no path."""
     return bool(name) and not name.startswith(".") and not {"/", "\0"} & set(name)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oelm.data.tokenizer import Tokenizer, open_tokenizer
-from oelm.errors import UserError, is_number, is_truth, is_whole
+from oelm.errors import KINDS, UserError, is_number, is_truth, is_whole
 from oelm.runfolder import RunFolder
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Sampling:
             value = getattr(self, field.name)
             wanted: type[Any] = type(field.default)
             if not _fits(value, wanted):
-                raise UserError(f"--{field.name} must be {wanted.__name__}, not {value!r}")
+                raise UserError(f"--{field.name} must be {KINDS[wanted]}, not {value!r}")
             object.__setattr__(self, field.name, wanted(value))  # NumPy's numbers become Python's
         for name, low, high in (("tokens", 1, 100_000), ("top_k", 1, 2**31), ("seed", 0, 2**63 - 1)):
             if not low <= getattr(self, name) <= high:

@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO, cast
 
-from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TextColumn
+from rich.console import Console, Group
+from rich.live import Live as Display
 from rich.progress import Progress as Bar
+from rich.progress import SpinnerColumn, TextColumn
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from oelm.output import UntilGone
 from oelm.training.observe import Lines, Observer, Progress
-from oelm.wording import aligned, formatted
+from oelm.wording import aligned
 
 if TYPE_CHECKING:  # a table of runs is to be there at once, without PyTorch
     from oelm.analysis.compare import Comparison
@@ -34,11 +36,11 @@ def observer() -> Observer:
 
 
 class Live(Observer):
-    """A table of what will run, then one bar that stays in place."""
+    """A table of what will run, then two lines that stay in place: how far it is, and how well it does."""
 
     def __init__(self) -> None:
         self._console = Console(file=cast(TextIO, UntilGone(sys.stdout)))
-        self._bar: Bar | None = None
+        self._display: Display | None = None
 
     def announce(self, facts: dict[str, str]) -> None:
         grid = Table.grid(padding=(0, 2))
@@ -47,26 +49,23 @@ class Live(Observer):
         self._console.print(grid)
 
     def progress(self, progress: Progress) -> None:
-        if self._bar is None:
-            self._bar = Bar(
-                TextColumn("step {task.completed:,}/{task.total:,}"),
-                BarColumn(bar_width=None),
-                TextColumn("{task.fields[details]}"),
-                console=self._console,
-            )
-            self._bar.add_task("", total=progress.max_steps, details="")
-            self._bar.start()
-        details = [f"loss {progress.loss:.4f}", progress.validation()]
-        details += [f"{progress.tokens_per_second:,.0f} tok/s", f"{formatted(progress.seconds_left)} left"]
-        self._bar.update(self._bar.task_ids[0], completed=progress.step, details="  ".join(filter(None, details)))
+        if self._display is None:
+            self._display = Display(console=self._console)
+            self._display.start()
+        bar = ProgressBar(total=progress.max_steps, completed=progress.step, width=None)
+        grid = Table.grid(padding=(0, 1), expand=True)
+        for ratio in (None, 1, None):
+            grid.add_column(ratio=ratio, no_wrap=True)
+        grid.add_row(Text(progress.how_far()), bar, Text(progress.time_left()))
+        self._display.update(Group(grid, Text(progress.how_well())), refresh=True)
 
     def note(self, line: str) -> None:
         self._console.print(Text(line), soft_wrap=True)
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        if self._display is not None:
+            self._display.stop()
+            self._display = None
 
 
 @contextmanager

@@ -143,7 +143,8 @@ def test_a_corpus_that_is_not_whole_is_refused(corpus: Path, how: str, message: 
 
 
 def test_a_token_beyond_the_vocabulary_is_refused(corpus: Path) -> None:
-    with pytest.raises(UserError, match=r"holds the token 10\d\d, beyond --vocab_size 1000; its tokenizer has 1024"):
+    remedy = "leave --vocab_size out, or make it at least the tokenizer's 1024"
+    with pytest.raises(UserError, match=rf"holds the token 10\d\d, beyond a vocabulary of 1000; {remedy}"):
         open_corpus(corpus, 1000, 64)
 
 

@@ -143,13 +143,28 @@ def test_wikitext_lines_become_articles_again() -> None:
     ]
 
 
+@pytest.mark.parametrize("share", [0, 0.5])
 @pytest.mark.parametrize("compression", [".xz", ".gz", ".zst"])
-def test_a_file_cut_short_is_named(tmp_path: Path, compression: str) -> None:
+def test_a_file_cut_short_is_named(tmp_path: Path, compression: str, share: float) -> None:
     whole = COMPRESS[compression]("\n".join(str(i**3) for i in range(9000)).encode())
     path = tmp_path / f"cut.txt{compression}"
-    path.write_bytes(whole[: len(whole) // 2])
+    path.write_bytes(whole[: int(share * len(whole))])
     with pytest.raises(UserError, match=r"cut\.txt.* is damaged or cut short"):
         read(path)
+
+
+def test_a_file_counts_once_however_often_it_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.TXT"  # whose ending says the same in capitals
+    path.write_text("one")
+    assert corpora.find_files([path, tmp_path, tmp_path / "." / "a.TXT"]) == [path]
+    assert read(tmp_path) == ["one"]
+
+
+def test_a_link_to_nothing_among_the_files_of_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.jsonl").symlink_to(tmp_path / "gone.jsonl")
+    with pytest.raises(UserError, match=r"b\.jsonl is a link to nothing"):
+        corpora.find_files([tmp_path])
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

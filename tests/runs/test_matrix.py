@@ -57,6 +57,11 @@ def test_the_study_is_run_to_the_letter(name: str) -> None:
     assert (config.warmup_steps, config.min_lr, config.seed, config.val_interval) == (1000, 0.0, 42, 1000)
 
 
+def test_a_rehearsal_of_the_study_is_validated_ten_times() -> None:
+    assert EXPERIMENTS["GPT-01"](max_steps=2000).val_interval == 200
+    assert EXPERIMENTS["GPT-01"](max_steps=2000, val_interval=700).val_interval == 700
+
+
 def test_all_means_the_seven() -> None:
     assert [arm.experiment for arm in arms("all", "GPT-01")] == list(STUDY)
     assert REPORTED.keys() == STUDY.keys() - {"GPT-06", "GPT-07"}
@@ -167,7 +172,7 @@ def test_flags_go_above_a_matrix(matrix: Path) -> None:
         ("preset: mini", "seed: 7", "line 7, settings: seed does not belong here but under seeds"),
         ("preset: mini", "presett: mini", "line 7, settings: unknown field 'presett': did you mean preset"),
         ("  preset: mini\n", "", "nothing"),
-        ("max_steps: 1000", "max_steps: some", "line 8, settings: max_steps must be int, not 'some'"),
+        ("max_steps: 1000", "max_steps: some", "line 8, settings: max_steps must be a whole number, not 'some'"),
         ("  max_steps: 1000", "  preset: nano", "line 8: preset stands there twice"),
         ("variants: [", "variants: [[", "line 2"),
         ("variants: [baseline, headwise+trained]", "", "variants: is missing"),

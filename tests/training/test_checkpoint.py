@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from oelm.config import RunConfig
 from oelm.errors import UserError
@@ -116,6 +116,14 @@ def test_a_checkpoint_of_another_shape_is_passed_over(tiny: Tiny, tmp_path: Path
     notes = Notes()
     fit(tiny(), notes)
     assert any("blocks.0.mlp.down.weight has the shape (32, 128) instead of (32, 64)" in line for line in notes.lines)
+
+
+def test_step_times_of_another_shape_are_passed_over(tiny: Tiny) -> None:
+    folder = train_to(tiny())
+    save_file({"step_times": torch.zeros(2, 2)}, folder.checkpoints / "step-20" / "clock.safetensors")
+    notes = Notes()
+    fit(tiny(), notes)
+    assert any("step_times is no list of times" in line for line in notes.lines)
 
 
 @pytest.mark.parametrize("content", ["[]", "null", '{"step": 20}'])

@@ -13,7 +13,7 @@ import pytest
 from oelm.config import RunConfig
 from oelm.runfolder import RunFolder, read_lines
 from oelm.training.loop import fit
-from tests.conftest import flags_of
+from tests.conftest import flags_of, oelm
 
 Tiny = Callable[..., RunConfig]
 
@@ -45,6 +45,13 @@ def test_two_processes_compute_what_one_does(
     assert result.stdout.count("parameters") == 1
     assert two.status()["state"] == "finished"
     assert two.manifest()["sessions"][0]["processes"] == 2
+
+
+def test_half_of_torchruns_environment_is_named(tiny: Tiny) -> None:
+    result = oelm("train", *flags_of(tiny()), RANK="0", WORLD_SIZE="2", MASTER_ADDR="localhost")
+    assert result.returncode == 2
+    assert "start with torchrun, or unset WORLD_SIZE" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_two_processes_resume_together(tiny: Tiny, tmp_path: Path) -> None:

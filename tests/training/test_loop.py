@@ -9,8 +9,10 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,6 +63,20 @@ def test_timing_stats_have_the_studys_keys(tiny: Tiny) -> None:
     assert stats["num_validations"] == 3
     assert sum(stats["seconds_by_part"].values()) == pytest.approx(stats["total_wall_time"])
     assert set(stats["seconds_by_part"]) == {"startup", "compiling", "training", "validation", "saving"}
+
+
+def test_no_time_is_left_out_of_the_wall_time(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither that of looking through the corpus first, nor that of the sample at the end."""
+    for place in ("oelm.training.loop.open_corpus", "oelm.training.run.generate"):
+        module, _, name = place.rpartition(".")
+        real = getattr(sys.modules[module], name)
+
+        def slow(*arguments: Any, real: Callable[..., Any] = real) -> Any:
+            time.sleep(1)
+            return real(*arguments)
+
+        monkeypatch.setattr(place, slow)
+    assert fit(tiny(max_steps=2, warmup_steps=1)).timing()["total_wall_time"] > 2
 
 
 def test_the_final_score_is_on_the_whole_validation_set_and_right(tiny: Tiny, storybook: Path) -> None:

@@ -56,10 +56,10 @@ def open_corpus(folder: Path, vocab_size: int, seq_len: int) -> Corpus:
     for split, token in greatest.items():
         limit = vocab_size or corpus.vocab_size
         if token >= limit:
-            raise UserError(
-                f"{folder / split}.bin holds the token {token}, beyond --vocab_size {limit}; "
-                f"its tokenizer has {corpus.vocab_size}"
-            )
+            remedy = f"leave --vocab_size out, or make it at least the tokenizer's {corpus.vocab_size}"
+            if limit >= corpus.vocab_size:
+                remedy = "its tokenizer makes no such token: prepare the corpus again with --overwrite"
+            raise UserError(f"{folder / split}.bin holds the token {token}, beyond a vocabulary of {limit}; {remedy}")
         if corpus.meta.tokens[split] < seq_len + 1:
             raise UserError(
                 f"{folder / split}.bin has {corpus.meta.tokens[split]} tokens, fewer than one sequence of "

@@ -104,7 +104,9 @@ def find_files(sources: Iterable[Path]) -> list[Path]:
     files: list[Path] = []
     for source in sources:
         if source.is_dir():
-            inside = sorted(p for p in source.rglob("*") if p.is_file() and p.name.endswith(SUFFIXES))
+            inside = sorted(p for p in source.rglob("*") if not p.is_dir() and _name(p).endswith(SUFFIXES))
+            if broken := [p for p in inside if not p.exists()]:
+                raise UserError(f"--source {source}: {broken[0]} is a link to nothing; mend or remove it")
             if not inside:
                 raise UserError(
                     f"--source {source} holds no file that ends in {', '.join(FORMATS)} (or .xz, .gz, .zst)"
@@ -112,11 +114,16 @@ def find_files(sources: Iterable[Path]) -> list[Path]:
             files += inside
         elif not source.exists():
             raise UserError(f"--source {source}: no such file or folder")
-        elif not source.name.endswith(SUFFIXES):
+        elif not _name(source).endswith(SUFFIXES):
             raise UserError(f"--source {source}: not one of {', '.join(FORMATS)}, plain or as .xz, .gz, .zst")
         else:
             files.append(source)
-    return files
+    return list({file.resolve(): file for file in files}.values())  # one that was named twice counts once
+
+
+def _name(path: Path) -> str:
+    """A file's name, as far as it says what is in it: .JSONL is .jsonl."""
+    return path.name.lower()
 
 
 def read_files(files: Iterable[Path], text_field: str = "text") -> Documents:
@@ -139,7 +146,10 @@ def _damaged(path: Path, error: Exception) -> UserError:
 
 
 def _read_file(path: Path, text_field: str) -> Documents:
-    kind = next(kind for kind in FORMATS if path.name.endswith(tuple(kind + c for c in COMPRESSIONS)))
+    kind = next(kind for kind in FORMATS if _name(path).endswith(tuple(kind + c for c in COMPRESSIONS)))
+    packed = not _name(path).endswith(kind)
+    if packed and path.is_file() and not path.stat().st_size:  # which gzip and zstd would take for an empty text
+        raise EOFError("it is empty")
     with _open(path) as stream:
         if kind == ".parquet":
             yield from _parquet(path, stream, text_field)
@@ -152,11 +162,11 @@ def _read_file(path: Path, text_field: str) -> Documents:
 
 
 def _open(path: Path) -> IO[bytes]:
-    if path.suffix == ".xz":
+    if _name(path).endswith(".xz"):
         return cast(IO[bytes], open_xz(path))
-    if path.suffix == ".gz":
+    if _name(path).endswith(".gz"):
         return cast(IO[bytes], gzip.open(path))
-    if path.suffix == ".zst":
+    if _name(path).endswith(".zst"):
         import pyarrow as pa
 
         return cast(IO[bytes], pa.input_stream(str(path), compression="zstd"))
@@ -219,7 +229,7 @@ def _parquet(path: Path, stream: IO[bytes], text_field: str) -> Documents:
     import pyarrow.parquet as pq
 
     with tempfile.TemporaryFile() as unpacked:
-        if path.suffix != ".parquet":  # parquet is read by seeking, which a compressed stream cannot do well
+        if not _name(path).endswith(".parquet"):  # parquet is read by seeking, which a compressed stream cannot do well
             _unpack(path, stream, unpacked)
             stream = unpacked
         table: Any = pq.ParquetFile(stream, pre_buffer=False, buffer_size=1 << 20)

@@ -153,7 +153,11 @@ def _request(
     defaults = corpora.HUB.get(name, Preparation(name))
     val = _number("--val-fraction", defaults.val_fraction if val_fraction is None else val_fraction)
     test = _number("--test-fraction", defaults.test_fraction if test_fraction is None else test_fraction)
-    if not (0 < val < 1 and 0 <= test < 1 and val + test < 1):
+    if not 0 < val < 1:
+        raise UserError(f"--val-fraction {val:g} must lie between 0 and 1: without validation no run can be judged")
+    if not 0 <= test < 1:
+        raise UserError(f"--test-fraction {test:g} must lie between 0 and 1")
+    if val + test >= 1:
         raise UserError(f"--val-fraction {val:g} and --test-fraction {test:g} must leave something to train on")
     if max_tokens is not None and (not is_whole(max_tokens) or max_tokens < 1):
         raise UserError(f"--max-tokens {max_tokens!r} must be a whole number, at least 1")

@@ -95,7 +95,10 @@ def gpt_07(**changes: Any) -> RunConfig:
 def _study(dataset: str, variant: str, max_lr: float, max_steps: int, changes: Mapping[str, Any]) -> RunConfig:
     """An experiment as the study ran it, to the letter."""
     fields = {"recipe": "study", "preset": "medium-512", "dataset": dataset, "max_lr": max_lr, "max_steps": max_steps}
-    return RunConfig.make(**{**fields, "model_type": variant, **changes})
+    config = RunConfig.make(**{**fields, "model_type": variant, **changes})
+    if "val_interval" not in changes:  # a rehearsal has its ten validations, too
+        config = replace(config, val_interval=min(config.val_interval or 1, max(1, config.max_steps // 10)))
+    return config
 
 
 EXPERIMENTS: dict[str, Callable[..., RunConfig]] = {

@@ -166,9 +166,11 @@ def check(path: Path, model: nn.Module, expected: Expected) -> None:
         with safe_open(path / "optimizer.safetensors", framework="pt") as file:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         saved = load_file(path / "model.safetensors")
-        load_file(path / "clock.safetensors")["step_times"]
+        step_times = load_file(path / "clock.safetensors")["step_times"]
     except (OSError, UserError, ValueError, KeyError, SafetensorError) as error:
         raise DamagedError(f"cut short or damaged ({error})") from None
+    if step_times.ndim != 1 or not step_times.is_floating_point():
+        raise DamagedError("cut short or damaged (step_times is no list of times)")
     shapes = _shapes(weights(model))
     _same_shapes(_shapes(saved), shapes)
     moments = {f"{name}.{key}": shapes[name] for name in expected.trained for key in ("exp_avg", "exp_avg_sq")}

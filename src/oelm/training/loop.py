@@ -12,6 +12,7 @@ from oelm.config import RunConfig, run_id
 from oelm.data.batches import Corpus, open_corpus
 from oelm.errors import DivergedError, InterruptedRunError, RunFailedError, UserError, is_disk_full
 from oelm.runfolder import RunFolder, locked
+from oelm.training.clock import Clock
 from oelm.training.evaluate import StopAskedError
 from oelm.training.observe import Observer
 from oelm.training.run import Run
@@ -62,17 +63,22 @@ def opened(config: RunConfig, world: World, observer: Observer, command: list[st
     """The run of a config, its data checked and its folder held; however it ends, status.json says how."""
     if not world.leads:
         world.wait()  # for the first process to verify the corpus; its result is kept for the others
-    corpus = open_corpus(config.data_folder, config.vocab_size, config.seq_len)
+    clock = Clock()
+    with clock.part("startup"):
+        corpus = open_corpus(config.data_folder, config.vocab_size, config.seq_len)
     if world.leads:
         world.wait()
     config = config.resolved(corpus.vocab_size)
     folder = RunFolder(config.run_folder)
     if config.goes_back and not folder.exists():
-        raise UserError(f"--resume {config.resume}: there is no run in {folder.path} to go back in")
+        raise UserError(
+            f"--resume {config.resume}: there is no run in {folder.path} to go back in; use auto, never, or the path "
+            f"of one of a run's checkpoints"
+        )
     with locked(folder) if world.leads else nullcontext():
         if world.leads:
             _check_identity(config, folder, corpus)
-        run = Run(config, world, folder, corpus, observer if world.leads else Observer(), command)
+        run = Run(config, world, folder, corpus, observer if world.leads else Observer(), command, clock=clock)
         with _status_kept(run):
             yield run
 

@@ -21,9 +21,17 @@ class Progress:
     seconds_left: float
 
     def line(self) -> str:
-        parts = [f"step {self.step:,}/{self.max_steps:,}", f"loss {self.loss:.4f}", self.validation()]
-        parts += [f"{self.tokens_per_second:,.0f} tokens/s", f"{formatted(self.seconds_left)} left"]
+        return "  ".join((self.how_far(), self.how_well(), self.time_left()))
+
+    def how_far(self) -> str:
+        return f"step {self.step:,}/{self.max_steps:,}"
+
+    def how_well(self) -> str:
+        parts = (f"loss {self.loss:.4f}", self.validation(), f"{self.tokens_per_second:,.0f} tokens/s")
         return "  ".join(part for part in parts if part)
+
+    def time_left(self) -> str:
+        return f"{formatted(self.seconds_left)} left"
 
     def validation(self) -> str:
         if self.val_loss is None or self.best_loss is None:

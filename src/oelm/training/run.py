@@ -150,6 +150,7 @@ class Run:
             f"sha256 {self.corpus.hashes['train'][:12]}",
             "device": f"{device_name(self.world.device)}, {self.engine.name}, "
             f"{str(self.engine.precision).removeprefix('torch.')}{processes}",
+            "validation": f"every {config.val_interval:,} steps on the same {self._scored_on_the_way():,} tokens",
             "run folder": str(self.folder.path),
             "steps": f"{left:,} to go"
             + (f" after {self.step:,}" if self.step else "")
@@ -160,7 +161,11 @@ class Run:
         for name, value in facts.items():
             self.folder.log(f"{name}: {value}")
 
-    def at(self, interval: int) -> bool:
+    def _scored_on_the_way(self) -> int:
+        return min(self.config.val_tokens or len(self.val_tokens), len(self.val_tokens) - 1)
+
+    def at(self, interval: int | None) -> bool:
+        assert interval is not None  # the config is resolved
         return self.step % interval == 0 or self.step == self.config.max_steps
 
     def train(self) -> None:
@@ -318,8 +323,9 @@ class Run:
         if not self.world.leads:
             return
         assert self.heart is not None
-        self._write_sample()
-        audit.end(self.folder, self.engine.model, self.step)
+        with self.clock.part("saving"):
+            self._write_sample()
+            audit.end(self.folder, self.engine.model, self.step)
         stats = {
             "model_type": self.config.model_type,
             "init_method": str(self.config.variant),

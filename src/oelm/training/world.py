@@ -48,6 +48,10 @@ def joined(config: RunConfig) -> Iterator[World]:
     rank, size, local_rank = _environment("RANK", 0), _environment("WORLD_SIZE", 1), _environment("LOCAL_RANK", 0)
     if rank >= size:
         raise UserError(f"RANK={rank} in the environment is not below WORLD_SIZE={size}; unset both, or use torchrun")
+    if size > 1 and (missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]):
+        raise UserError(
+            f"WORLD_SIZE={size} in the environment, but no {missing[0]}; start with torchrun, or unset WORLD_SIZE"
+        )
     if config.batch_size % (size * config.accumulation):
         raise UserError(
             f"--batch_size {config.batch_size} cannot be shared by {size} processes × "
