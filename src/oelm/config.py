@@ -88,6 +88,8 @@ class Training:
     val_tokens: int | None = 262_144
     """Tokens scored at each validation on the way, always the same ones. None: the whole validation set. The final
     score is on the whole set in any case."""
+    final_split: str = "val"
+    """What the final score is on: val; or test, which nothing else ever looks at, for the runs of a claim."""
     seed: int = 0
     """Seed of the weights, the order of the data and dropout."""
 
@@ -263,6 +265,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "positions": ("learned", "rope"),
     "decay": ("matrices", "all"),
     "amp_dtype": ("bf16", "fp16"),
+    "final_split": ("val", "test"),
     "engine": ("auto", "eager", "compile", "graph"),
 }
 

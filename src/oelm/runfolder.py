@@ -72,6 +72,7 @@ PARTS = ("startup", "compiling", "training", "validation", "saving")
 TIMING = {"median_step_time": float, "seconds_by_part": dict.fromkeys(PARTS, float)}
 LINE = {"step": int}
 METRICS = {**LINE, "loss": float, "step_time": float, "tokens_per_second": float}
+HEADS = {"previous_token": [[float]], "induction": [[float]]}  # of a final score, where a run has noted them
 LAYERS = {"attention_entropy": [float], "q_drift": [float], "k_drift": [float]}
 SCORE = {
     **{**LINE, "final": bool, "loss": float, "ppl": float, "tokens_scored": int, "tokens_seen": int, "elapsed": float},
@@ -122,12 +123,12 @@ def _parsed(content: bytes, shape: Shape, where: str, remedy: str) -> Any:
         parsed = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is damaged: {error}; {remedy}") from None
-    if fault := _fault(parsed, shape, "content"):
+    if fault := fault_in(parsed, shape, "content"):
         raise UserError(f"{where} is damaged: {fault.removeprefix('content.')}; {remedy}")
     return parsed
 
 
-def _fault(content: Any, shape: Shape, name: str) -> str:
+def fault_in(content: Any, shape: Shape, name: str) -> str:
     """The first thing that keeps JSON from having a shape, or nothing."""
     if content is None:
         return f"{name} is missing"
@@ -141,7 +142,7 @@ def _fault(content: Any, shape: Shape, name: str) -> str:
         parts = ((item, shape[str], f"{name}.{key}") for key, item in content.items())
     elif isinstance(shape, dict):
         parts = ((content.get(key), inner, f"{name}.{key}") for key, inner in shape.items())
-    return next((fault for part in parts if (fault := _fault(*part))), "")
+    return next((fault for part in parts if (fault := fault_in(*part))), "")
 
 
 def _is(content: Any, wanted: type) -> bool:

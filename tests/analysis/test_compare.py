@@ -265,6 +265,14 @@ def test_a_worse_baseline_that_was_run_more_often_is_not_the_measure(train: Call
     assert (measured.is_baseline, measured.verdict) == (True, "–")
 
 
+def test_what_was_scored_on_the_test_split_is_another_task(train: Callable[..., RunFolder]) -> None:
+    on_test = [train(final_split="test"), train("oelm_v2", final_split="test")]
+    assert "tokens of test" in compare(on_test).task
+    assert compare(on_test).quality[0][2] == "test loss"
+    with pytest.raises(UserError, match=r"scored split differ \(test .* against val "):
+        compare([*on_test, train("oelm_random")])
+
+
 def test_any_variant_may_be_the_baseline(train: Callable[..., RunFolder]) -> None:
     runs = [train("baseline"), train("headwise"), train("oelm_random")]
     comparison = compare(runs, Measure(baseline="oelm_v2"))

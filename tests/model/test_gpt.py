@@ -12,6 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from oelm import variants
 from oelm.config import Model, RunConfig
+from oelm.model import looking
 from oelm.model.attention import Attention
 from oelm.model.gpt import GPT
 
@@ -159,7 +160,7 @@ def test_a_short_sequence_is_scored_like_the_start_of_a_long_one() -> None:
 
 
 def test_entropy_lies_between_nothing_and_uniform() -> None:
-    entropies = GPT(SMALL, seed=0).attention_entropy(batch()[0])
+    entropies = looking.entropies(GPT(SMALL, seed=0), batch()[0])
     uniform = sum(math.log(t) for t in range(1, SMALL.seq_len + 1)) / SMALL.seq_len
     assert len(entropies) == SMALL.num_layers
     assert all(0 < entropy <= uniform + 1e-4 for entropy in entropies)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from oelm import variants
 from oelm.config import Model
+from oelm.model import looking
 from oelm.model.cost import trained_share
 from oelm.model.gpt import GPT, Block
 from oelm.model.projection import Projection
@@ -102,9 +103,8 @@ def test_thin_keys_are_narrower_and_attention_still_works() -> None:
 
 
 def test_zero_looks_everywhere_alike() -> None:
-    entropies = GPT(replace(SHAPE, model_type="q=zero,k=normal+trained"), seed=0).attention_entropy(
-        torch.arange(24)[None]
-    )
+    model = GPT(replace(SHAPE, model_type="q=zero,k=normal+trained"), seed=0)
+    entropies = looking.entropies(model, torch.arange(24)[None])
     uniform = sum(torch.tensor(float(t)).log().item() for t in range(1, 25)) / 24
     assert entropies == pytest.approx([uniform] * 3, rel=1e-4)
 

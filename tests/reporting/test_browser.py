@@ -53,7 +53,7 @@ def test_the_page_is_read_without_complaint(browser: Any, page: Path, scheme: st
     boxes = browser.execute_script(
         "return [...document.querySelectorAll('figure svg')].map(e => e.getBoundingClientRect().toJSON())"
     )
-    assert len(boxes) == 9
+    assert len(boxes) == 11
     assert all(box["width"] > 200 and box["height"] > 60 for box in boxes)
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
     paper, ink, axis = (browser.execute_script(f"return {value}") for value in COLOURS)

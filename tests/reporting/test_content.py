@@ -108,7 +108,13 @@ def test_points_layers_times_and_samples_are_there(said: Report, runs: list[RunF
     assert [point.x for point in shares.points] == [100 * row.trainable_share for row in compare(runs).rows]
     (layers,) = part(said, "Attention and drift, layer by layer")
     assert isinstance(layers, Figures)
-    assert [figure.title for figure in layers.figures] == ["Attention entropy", "Drift of Q", "Drift of K"]
+    assert [figure.title for figure in layers.figures] == [
+        "Attention entropy",
+        "Drift of Q",
+        "Drift of K",
+        "Best previous-token head",
+        "Best induction head",
+    ]
     drift = layers.figures[1].drawing
     assert isinstance(drift, Curves)
     assert min(drift.curves[0].y) > 0
@@ -196,7 +202,8 @@ def test_what_a_stranger_left_out_of_a_run_is_left_out_of_the_report(copied: Pat
     """Attention, drift and samples are told where they are there."""
     for path in copied.rglob("evals.jsonl"):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        kept = [{**line, "attention_entropy": [], "q_drift": [], "k_drift": []} for line in lines]
+        bare: dict[str, Any] = {"attention_entropy": [], "q_drift": [], "k_drift": []}
+        kept = [{name: value for name, value in {**line, **bare}.items() if name != "heads"} for line in lines]
         path.write_text("".join(f"{json.dumps(line)}\n" for line in kept))
     for path in copied.rglob("step-10.txt"):
         path.unlink()
@@ -224,6 +231,7 @@ DAMAGE = {
         {"loss": 1e308},
         {"loss": float("nan")},
         {"attention_entropy": [10**400]},
+        {"heads": {"induction": [0.5]}},
         {"q_drift": None},
         {"elapsed": "long"},
     ],

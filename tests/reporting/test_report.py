@@ -77,7 +77,7 @@ def test_the_page_is_for_dark_rooms_phones_and_paper(html: str) -> None:
 
 def test_every_figure_can_be_heard(html: str) -> None:
     figures = [attributes for tag, attributes in Page(html).tags if tag == "svg" and attributes.get("role") == "img"]
-    assert len(figures) == 9
+    assert len(figures) == 11
     assert all(attributes["aria-label"] for attributes in figures)
 
 
@@ -118,7 +118,7 @@ def test_what_a_stranger_wrote_is_shown_and_does_nothing(copied: Path, tmp_path:
 def test_markdown_has_its_figures_beside_it(runs: list[RunFolder], tmp_path: Path) -> None:
     (path,) = report(runs, tmp_path / "docs" / "results.md").paths
     named = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", path.read_text())
-    assert len(set(named)) == 9 + 2  # and a swatch per variant
+    assert len(set(named)) == 11 + 2  # and a swatch per variant
     assert {path.parent / name for name in named} == set((path.parent / "results-figures").iterdir())
     for name in named:
         svg = (path.parent / name).read_text()

@@ -79,6 +79,32 @@ def test_no_time_is_left_out_of_the_wall_time(tiny: Tiny, monkeypatch: pytest.Mo
     assert fit(tiny(max_steps=2, warmup_steps=1)).timing()["total_wall_time"] > 2
 
 
+def test_the_test_split_is_looked_at_once_for_the_final_score(tiny: Tiny, storybook: Path, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    shutil.copytree(storybook, corpus)
+    fields = {"data_path": str(corpus), "final_split": "test"}
+    folder = fit(tiny(**fields))
+    *on_the_way, final = read_lines(folder.evals)
+    assert {score["split"] for score in on_the_way} == {"val"}
+    test_tokens = len(open_corpus(corpus, 0, 32, ["test"]).split("test")) - 1
+    assert (final["split"], final["tokens_scored"]) == ("test", test_tokens)
+    log = (folder.path / "training.log").read_text()
+    assert f"on all {test_tokens:,} test tokens" in log
+    (corpus / "test.bin").write_bytes(b"")
+    fit(tiny(data_path=str(corpus), out_dir=str(tmp_path / "never-looks")))
+    with pytest.raises(UserError, match=r"test\.bin has 0 bytes"):
+        fit(tiny(**fields, out_dir=str(tmp_path / "would-look")))
+
+
+def test_the_end_says_what_the_heads_do(tiny: Tiny) -> None:
+    scores = read_lines(fit(tiny(num_heads=4)).evals)
+    assert [("heads" in score) for score in scores] == [False, False, True]
+    for kind in ("previous_token", "induction"):
+        heads = scores[-1]["heads"][kind]
+        assert (len(heads), {len(layer) for layer in heads}) == (2, {4})
+        assert all(0 <= score <= 1 for layer in heads for score in layer)
+
+
 def test_the_final_score_is_on_the_whole_validation_set_and_right(tiny: Tiny, storybook: Path) -> None:
     folder = fit(tiny())
     final = folder.final_eval()

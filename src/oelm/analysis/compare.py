@@ -72,7 +72,7 @@ class Comparison:
         headings = (
             "variant",
             "seeds",
-            "val loss",
+            Said("{split} loss", split=self.rows[0].results[0].final_split if self.rows else "val"),
             "PPL",
             "gap",
             Said("PPL ≤ {criterion:g} ×", criterion=self.criterion),
@@ -281,8 +281,9 @@ def _task(result: Result) -> str:
     config, final = result.config, result.final
     return Said(
         "{corpus}, {preset}: {tokens_seen:,} tokens seen ({max_steps:,} steps of {batch_size} × {seq_len}), "
-        "recipe {recipe}, scored on {tokens_scored:,} tokens",
+        "recipe {recipe}, scored on {tokens_scored:,} tokens of {split}",
         corpus=result.corpus,
+        split=result.final_split,
         **{name: getattr(config, name) for name in ("preset", "max_steps", "batch_size", "seq_len", "recipe")},
         **{name: final[name] for name in ("tokens_seen", "tokens_scored")},
     )

@@ -9,7 +9,7 @@ from typing import Any
 from oelm import variants
 from oelm.config import RunConfig
 from oelm.errors import UserError
-from oelm.runfolder import RunFolder
+from oelm.runfolder import HEADS, RunFolder, fault_in
 from oelm.wording import Said
 
 # What may differ between the runs of one comparison without a word: what is compared, and what it is averaged over.
@@ -41,6 +41,11 @@ class Result:
         return str(self.manifest["data"]["dataset"])
 
     @property
+    def final_split(self) -> str:
+        """What the final score is on: val or test."""
+        return self.config.final_split
+
+    @property
     def tuning(self) -> dict[str, Any]:
         """How the learning rate was chosen."""
         tuning: dict[str, Any] = self.manifest["learning_rate"]
@@ -63,7 +68,8 @@ class Result:
             "training data": hashes["train"][:12],
             "validation data": hashes["val"][:12],
             "tokens seen": self.final["tokens_seen"],
-            "validation tokens scored": self.final["tokens_scored"],
+            "scored split": f"{self.final_split} {hashes.get(self.final_split, '')[:12]}",
+            "tokens scored": self.final["tokens_scored"],
             "sequence length": self.config.seq_len,
         }
 
@@ -80,6 +86,8 @@ def read_result(folder: RunFolder) -> Result:
     final = next((score for score in reversed(scores) if score["final"]), None)
     if final is None:
         raise UserError(f"{folder.evals} is damaged: the final score is missing; leave the run out")
+    if "heads" in final and (fault := fault_in(final["heads"], HEADS, "heads")):
+        raise UserError(f"{folder.evals} is damaged: {fault}; leave the run out")
     if not manifest["parameters"]["total"] > 0:
         raise UserError(f"{folder.path}/manifest.json is damaged: a model has parameters; leave the run out")
     timing = folder.timing()

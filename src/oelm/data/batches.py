@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,13 +47,13 @@ class Corpus:
         return np.memmap(self.folder / f"{name}.bin", dtype=self.meta.dtype, mode="r")
 
 
-def open_corpus(folder: Path, vocab_size: int, seq_len: int) -> Corpus:
-    """The corpus in a folder, after checking that a model of this vocabulary can be trained on it."""
+def open_corpus(folder: Path, vocab_size: int, seq_len: int, splits: Iterable[str] = ("train", "val")) -> Corpus:
+    """The corpus in a folder, after checking that a model of this vocabulary can be trained on these splits of it."""
     corpus = Corpus(folder, Meta.read(folder))
     tokenizer = folder / TOKENIZER_FILE
     if corpus.meta.tokenizer == SmallBpe.name and not tokenizer.exists():
         raise UserError(f"{tokenizer} is missing; prepare the corpus again with --overwrite")
-    greatest = {split: verify(corpus, split) for split in ("train", "val")}
+    greatest = {split: verify(corpus, split) for split in splits}
     for split, token in greatest.items():
         limit = vocab_size or corpus.vocab_size
         if token >= limit:

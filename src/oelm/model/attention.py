@@ -53,11 +53,10 @@ class Attention(nn.Module):
             q, k = rotate(q, rotation), rotate(k, rotation)
         return q, k, v
 
-    def entropy(self, x: Tensor, rotation: Tensor | None) -> Tensor:
-        """Mean entropy (nats) of the attention distributions on x: how widely this layer looks."""
+    def pattern(self, x: Tensor, rotation: Tensor | None) -> Tensor:
+        """Which tokens look at which, as probabilities: (batch, heads, time, time)."""
         q, k, _ = self.project(x, rotation)
-        entropies: Tensor = torch.special.entr(causal_scores(q, k).softmax(-1)).sum(-1)
-        return entropies.mean()
+        return causal_scores(q, k).softmax(-1)
 
 
 def causal_scores(q: Tensor, k: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ The parameter names here are the logical model's: what a checkpoint holds and wh
 from __future__ import annotations
 
 import math
-from collections.abc import Set
+from collections.abc import Iterator, Set
 
 import torch
 import torch.nn.functional as F
@@ -109,15 +109,13 @@ class GPT(nn.Module):
         return stream
 
     @torch.no_grad()
-    def attention_entropy(self, tokens: Tensor) -> list[float]:
-        """Mean attention entropy of each layer, in nats."""
+    def patterns(self, tokens: Tensor) -> Iterator[Tensor]:
+        """What attention looks at in each layer, one after the other: (batch, heads, time, time)."""
         stream, said = self.placed(self.tokens(tokens)), None
-        entropies = []
         for block in self.blocks:
             assert isinstance(block, Block)
-            entropies.append(block.attention.entropy(block.norm1(stream, said)[1], self.rotation))
+            yield block.attention.pattern(block.norm1(stream, said)[1], self.rotation)
             stream, said = block(stream, said, self.rotation, None)
-        return [float(entropy) for entropy in torch.stack(entropies).tolist()]
 
     def matrices(self) -> dict[str, nn.Parameter]:
         """What the sources have left of Q and K, without their corrections, by logical name."""

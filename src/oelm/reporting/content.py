@@ -135,7 +135,9 @@ FRONT = (
 )
 LAYERS = (
     "At the end of training, means over the seeds. Entropy in nats, on fixed validation sequences; drift is the "
-    "distance from the matrix at birth, relative to its norm: 0 for one that stayed frozen."
+    "distance from the matrix at birth, relative to its norm: 0 for one that stayed frozen. A previous-token head "
+    "looks at the token before, an induction head at what followed an earlier copy of the present token (in random "
+    "tokens said twice); shown is the best head of each layer."
 )
 
 

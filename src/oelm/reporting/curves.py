@@ -106,12 +106,16 @@ LAYERED = {
     "q_drift": ("q-drift", "Drift of Q", "relative distance from birth"),
     "k_drift": ("k-drift", "Drift of K", "relative distance from birth"),
 }
+HEADS = {
+    "previous_token": ("previous-token", "Best previous-token head", "share of its attention"),
+    "induction": ("induction", "Best induction head", "share of its attention"),
+}
 
 
 def layer_figures(arms: Styled, name: str) -> tuple[Figure, ...]:
     """What evals.jsonl says of each layer at the end; a run from elsewhere may say nothing."""
     figures = []
-    for key, (short, title, label) in LAYERED.items():
+    for key, (short, title, label) in {**LAYERED, **HEADS}.items():
         curves = tuple(curve for row, style in arms if (curve := _layers(row.results, key, style)) is not None)
         if curves:
             drawing = Curves(Said("layer"), Said(label), curves, counted=True)
@@ -120,8 +124,16 @@ def layer_figures(arms: Styled, name: str) -> tuple[Figure, ...]:
 
 
 def _layers(results: Sequence[Result], key: str, style: Style) -> Curve | None:
-    found = [result.final[key] for result in results if result.final[key]]
+    found = [layers for result in results if (layers := _of_layers(result.final, key))]
     if not found:
         return None
     means = [statistics.fmean(layer) for layer in zip(*found, strict=False)]
     return Curve(style, range(1, len(means) + 1), means)
+
+
+def _of_layers(final: dict[str, Any], key: str) -> list[float]:
+    """A number per layer; of its heads, the best one's."""
+    if key in LAYERED:
+        layers: list[float] = final[key]
+        return layers
+    return [max(heads) for heads in final["heads"][key] if heads] if "heads" in final else []

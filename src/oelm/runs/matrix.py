@@ -49,7 +49,7 @@ class Arm:
         """The runs that look for the rate, all of one length."""
         if len(self.rates) == 1:
             return []
-        short = replace(self.config, max_steps=self.trial_steps, seed=self.trial_seed, trial=True)
+        short = replace(self.config, max_steps=self.trial_steps, seed=self.trial_seed, trial=True, final_split="val")
         return [self._at(rate, short, self.trials_folder / f"lr-{rate:.12g}") for rate in self.rates]
 
     def runs(self, rate: float) -> list[RunConfig]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from oelm.data.batches import validation_windows
+from oelm.model import looking
 from oelm.model.gpt import GPT
 from oelm.model.querykey import place_of
 from oelm.training.step import Engine
@@ -48,14 +49,29 @@ def evaluate(
 
 def diagnose(model: GPT, births: dict[str, Tensor], tokens: npt.NDArray[Any]) -> dict[str, list[float]]:
     """Per layer: attention entropy (nats) on fixed sequences, and how far Q and K have moved from their birth."""
-    device = model.tokens.weight.device
+    model.eval()
+    entropy = looking.entropies(model, _sequences(model, tokens))
+    model.train()
+    return {"attention_entropy": entropy, "q_drift": _drift(model, births, "q"), "k_drift": _drift(model, births, "k")}
+
+
+def head_scores(model: GPT, tokens: npt.NDArray[Any]) -> dict[str, list[list[float]]]:
+    """Per layer and head: how far it is a previous-token head, and an induction head."""
+    model.eval()
+    scores = {
+        "previous_token": looking.previous_token_scores(model, _sequences(model, tokens)),
+        "induction": looking.induction_scores(model),
+    }
+    model.train()
+    return scores
+
+
+def _sequences(model: GPT, tokens: npt.NDArray[Any]) -> Tensor:
+    """The first few of the held-out tokens, the same ones each time."""
     length = model.shape.seq_len
     count = min(ENTROPY_SEQUENCES, len(tokens) // length)
     sequences = np.asarray(tokens[: count * length]).reshape(count, length).astype(np.int64)
-    model.eval()
-    entropy = model.attention_entropy(torch.from_numpy(sequences).to(device))
-    model.train()
-    return {"attention_entropy": entropy, "q_drift": _drift(model, births, "q"), "k_drift": _drift(model, births, "k")}
+    return torch.from_numpy(sequences).to(model.tokens.weight.device)
 
 
 def _drift(model: GPT, births: dict[str, Tensor], side: str) -> list[float]:

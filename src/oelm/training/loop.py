@@ -65,7 +65,8 @@ def opened(config: RunConfig, world: World, observer: Observer, command: list[st
         world.wait()  # for the first process to verify the corpus; its result is kept for the others
     clock = Clock()
     with clock.part("startup"):
-        corpus = open_corpus(config.data_folder, config.vocab_size, config.seq_len)
+        splits = dict.fromkeys(("train", "val", config.final_split))
+        corpus = open_corpus(config.data_folder, config.vocab_size, config.seq_len, splits)
     if world.leads:
         world.wait()
     config = config.resolved(corpus.vocab_size)

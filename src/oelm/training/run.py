@@ -24,7 +24,7 @@ from oelm.runfolder import Heart, RunFolder, append_line, cut_lines, write_json,
 from oelm.training import audit, checkpoint
 from oelm.training.background import Background
 from oelm.training.clock import Clock, StepTimer
-from oelm.training.evaluate import diagnose, evaluate
+from oelm.training.evaluate import diagnose, evaluate, head_scores
 from oelm.training.manifest import device_id, device_name, manifest, session
 from oelm.training.observe import Observer, Progress
 from oelm.training.resume import choose_checkpoint
@@ -35,6 +35,7 @@ from oelm.training.world import World
 from oelm.wording import formatted, perplexity, shown
 
 SECONDS_BETWEEN_QUESTIONS = 2.0
+SPLITS_IN_WORDS = {"val": "validation", "test": "test"}
 
 
 @dataclass
@@ -57,8 +58,9 @@ class Run:
     stop_asked: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
-        self.train_tokens, self.val_tokens = self.corpus.split("train"), self.corpus.split("val")
         config = self.config
+        self.train_tokens, self.val_tokens = self.corpus.split("train"), self.corpus.split("val")
+        self.final_tokens = self.val_tokens if config.final_split == "val" else self.corpus.split(config.final_split)
         self.batches = Batches(self.train_tokens, config.seq_len, config.batch_size, config.seed)
         self.changes = changes(config)
         self.timer = StepTimer(self.world.device)
@@ -155,11 +157,14 @@ class Run:
             "steps": f"{left:,} to go"
             + (f" after {self.step:,}" if self.step else "")
             + f", about {formatted(left * self.seconds_per_step)} of training by a trial step; then the score on all "
-            f"{len(self.val_tokens) - 1:,} validation tokens",
+            f"{self._all_final_tokens()}",
         }
         self.observer.announce(facts)
         for name, value in facts.items():
             self.folder.log(f"{name}: {value}")
+
+    def _all_final_tokens(self) -> str:
+        return f"{len(self.final_tokens) - 1:,} {SPLITS_IN_WORDS[self.config.final_split]} tokens"
 
     def _scored_on_the_way(self) -> int:
         return min(self.config.val_tokens or len(self.val_tokens), len(self.val_tokens) - 1)
@@ -242,7 +247,7 @@ class Run:
     def validate(self) -> None:
         """Scores the fixed validation tokens, and keeps the weights if they are the best so far."""
         self.collect()
-        loss, _ = self._score(self.config.val_tokens, final=False)
+        loss = self._score(self.config.val_tokens, final=False)
         self.last_val = loss
         if self.best is None or loss < self.best:
             self.best = loss
@@ -318,8 +323,8 @@ class Run:
     def finish(self) -> None:
         """The score on the whole validation set, a sample, the audit, the times."""
         self.saved()
-        self.say(f"scoring all {len(self.val_tokens) - 1:,} validation tokens")
-        loss, tokens = self._score(None, final=True)
+        self.say(f"scoring all {self._all_final_tokens()}")
+        loss = self._score(None, final=True)
         if not self.world.leads:
             return
         assert self.heart is not None
@@ -336,7 +341,10 @@ class Run:
         }
         write_json(self.folder.path / "timing_stats.json", stats)
         self.heart.end("finished")
-        self.say(f"finished: val loss {loss:.4f}, PPL {shown(perplexity(loss), 3)} on all {tokens:,} validation tokens")
+        split = self.config.final_split
+        self.say(
+            f"finished: {split} loss {loss:.4f}, PPL {shown(perplexity(loss), 3)} on all {self._all_final_tokens()}"
+        )
 
     def fail(self, state: str, message: str, diverged: bool = False) -> None:
         if self.heart is not None:
@@ -359,22 +367,23 @@ class Run:
             self.folder.log(line)
             self.observer.note(line)
 
-    def _score(self, limit: int | None, final: bool) -> tuple[float, int]:
-        """The loss on validation tokens, which is recorded, and how many they were."""
+    def _score(self, limit: int | None, final: bool) -> float:
+        """The loss on held-out tokens, which is recorded."""
         with self.clock.part("validation"):
-            loss, tokens = evaluate(self.engine, self.val_tokens, limit, self._may_break_off)
+            held_out = self.final_tokens if final else self.val_tokens
+            loss, tokens = evaluate(self.engine, held_out, limit, self._may_break_off)
             self.clock.validations += 1
             if not math.isfinite(loss):
                 raise DivergedError(self._diverged(f"the validation loss is {loss}", self.step))
             self._record_score(loss, tokens, final)
-        return loss, tokens
+        return loss
 
     def _record_score(self, loss: float, tokens: int, final: bool) -> None:
         if self.world.leads:
             on_the_way = [value for value in (self.best, None if final else loss) if value is not None]
             record: dict[str, Any] = {
                 "step": self.step,
-                "split": "val",
+                "split": self.config.final_split if final else "val",
                 "final": final,
                 "loss": loss,
                 "ppl": perplexity(loss),
@@ -383,6 +392,7 @@ class Run:
                 "tokens_seen": self.step * self.config.tokens_per_step,
                 "elapsed": self.clock.total,
                 **diagnose(self.engine.model, self.births, self.val_tokens),
+                **({"heads": head_scores(self.engine.model, self.val_tokens)} if final else {}),
             }
             append_line(self.folder.evals, record)
             self.trackers.score(record)

@@ -13,7 +13,7 @@ from oelm.errors import UserError
 from oelm.runfolder import RunFolder, find_runs
 
 # In what else the runs of a grid may differ from the run that takes their best rate.
-MAY_DIFFER = {"max_lr", "min_lr", "seed", "max_steps", "warmup_steps"}
+MAY_DIFFER = {"max_lr", "min_lr", "seed", "max_steps", "warmup_steps", "final_split"}
 
 
 @dataclass(frozen=True)
