@@ -34,7 +34,10 @@ def gpu(tiny: Tiny, **changes: Any) -> RunConfig:
     return tiny(**{**fields, **changes})
 
 
-@pytest.mark.parametrize("name", ["baseline", "oelm_v2"])
+CORRECTED = "q=headwise+lowrank(16)+residual(8)+gain,k=headwise+heads(50%)+shift(2)+lowrank(16)+temperature"
+
+
+@pytest.mark.parametrize("name", ["baseline", "oelm_v2", "thin_keys", CORRECTED])
 @pytest.mark.parametrize(("use_amp", "tolerance"), [(True, 5e-3), (False, 1e-5)])
 def test_engines_agree_over_200_steps(tiny: Tiny, tmp_path: Path, name: str, use_amp: bool, tolerance: float) -> None:
     """At a calm learning rate: where the loss falls fast, bf16's rounding alone moves a single loss by per cents."""
@@ -69,7 +72,14 @@ def test_a_run_may_change_its_engine_between_its_halves(tiny: Tiny, tmp_path: Pa
         assert all(finding.intact for finding in audit.findings(cut))
 
 
-@pytest.mark.parametrize("variant", ["q=normal+freeze(10),k=headwise+thaw(25)", "q=normal+every(3),k=normal+every(2)"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "q=normal+freeze(10),k=headwise+thaw(25)",
+        "q=normal+every(3),k=normal+every(2)",
+        "q=normal+freeze(10-20)+rate(0.5),k=headwise+lowrank(16)+shift+core+rate(2)",
+    ],
+)
 def test_what_trains_may_change_under_a_graph(tiny: Tiny, tmp_path: Path, variant: str) -> None:
     """As the eager engine has it; taken back over a change as well. Steps of a new kind come up between two logs."""
     fields = {"use_amp": False, "model_type": variant, "max_lr": 3e-4, "log_interval": 8}

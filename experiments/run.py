@@ -1,0 +1,134 @@
+"""Runs the matrices of the study on one device, in one process: python -m experiments.run experiments/search.yaml
+
+A run of a few seconds is not worth a process of its own, whose start takes as long. Each run's folder is kept under
+experiments/results without its checkpoints; what is kept there is not run again. --minutes: begin nothing that would
+not be done by then; the same command goes on with the rest. --archive FILE.tar: all that is kept, after every run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import shutil
+import sys
+import tarfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from oelm.config import RunConfig
+from oelm.errors import RunFailedError, UserError
+from oelm.runfolder import RunFolder
+from oelm.runs.matrix import Arm, read_matrix
+from oelm.training.loop import fit
+from oelm.training.tuning import choice
+
+RESULTS = Path(__file__).parent / "results"
+SCRATCH = Path("outputs/study")
+KEPT = (
+    *("config.yaml", "manifest.json", "metrics.jsonl", "evals.jsonl", "timing_stats.json", "freeze_audit.json"),
+    *("status.json", "samples"),
+)
+SECONDS_TO_START = 30.0
+
+
+def run(matrices: Sequence[Path], results: Path, data_dir: Path, minutes: float, archive: Path | None) -> int:
+    """Runs what is not kept yet, and returns how many runs there was no time for, of those known so far."""
+    until = time.monotonic() + 60 * minutes
+    arms = [arm for path in matrices for arm in read_matrix(path, results, data_dir)]
+    left, seconds_per_step = 0, 0.0
+    for config in _todo(arms):
+        if time.monotonic() + SECONDS_TO_START + config.max_steps * seconds_per_step > until:
+            left += 1
+            continue
+        folder = _train(config)
+        if folder is not None:
+            seconds_per_step = max(seconds_per_step, float(folder.timing()["median_step_time"]))
+            print(f"{config.run_folder.relative_to(results)}: {_outcome(folder)}", flush=True)
+        keep(RunFolder(SCRATCH), config.run_folder)
+        if archive:
+            _archive(results, archive)
+    print(f"time is up: at least {left} runs are left" if left else "nothing is left to run", flush=True)
+    return left
+
+
+def _todo(arms: Sequence[Arm]) -> Iterator[RunConfig]:
+    """The runs that are not kept yet; of each arm first those that look for its rate."""
+    for arm in arms:
+        yield from (config for config in arm.trials() if not is_kept(config.run_folder))
+        rate = _rate(arm)
+        if rate is not None:
+            yield from (config for config in arm.runs(rate) if not is_kept(config.run_folder))
+
+
+def _rate(arm: Arm) -> float | None:
+    """The best rate of an arm's trials, once all of them are kept."""
+    trials = [RunFolder(config.run_folder) for config in arm.trials()]
+    if not trials:
+        return arm.rates[0]
+    return choice(trials).best if all(is_kept(trial.path) for trial in trials) else None
+
+
+def is_kept(path: Path) -> bool:
+    folder = RunFolder(path)
+    return folder.exists() and (folder.status()["state"] == "finished" or bool(folder.status().get("diverged")))
+
+
+def _train(config: RunConfig) -> RunFolder | None:
+    """A run in the scratch folder; None where it has diverged, which its status says."""
+    shutil.rmtree(SCRATCH, ignore_errors=True)
+    gc.collect()
+    torch._dynamo.reset()  # or its limit of kinds of block would be met some day
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    try:
+        return fit(replace(config, out_dir=str(SCRATCH)), command=["python", "-m", "experiments.run", *sys.argv[1:]])
+    except RunFailedError as error:
+        print(f"{config.run_folder.name}: {error}", flush=True)
+        return None
+
+
+def _outcome(folder: RunFolder) -> str:
+    final, timing = folder.final_eval(), folder.timing()
+    assert final is not None
+    return f"PPL {final['ppl']:.3f}, {1000 * timing['median_step_time']:.2f} ms/step"
+
+
+def keep(folder: RunFolder, path: Path) -> None:
+    """Copies what a comparison or a report reads."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    for name in KEPT:
+        source = folder.path / name
+        if source.is_dir():
+            shutil.copytree(source, path / name)
+        elif source.exists():
+            shutil.copy(source, path / name)
+
+
+def _archive(results: Path, archive: Path) -> None:
+    scratch = archive.with_name(f".{archive.name}")
+    with tarfile.open(scratch, "w") as tar:
+        tar.add(results, arcname="results")
+    scratch.replace(archive)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("matrices", nargs="+", type=Path)
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="where the prepared corpora are")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the runs are kept")
+    parser.add_argument("--minutes", type=float, default=10**6)
+    parser.add_argument("--archive", type=Path)
+    options = parser.parse_args()
+    try:
+        run(options.matrices, options.results, options.data_dir, options.minutes, options.archive)
+    except UserError as error:
+        sys.exit(f"experiments.run: {error}")
+
+
+if __name__ == "__main__":
+    main()

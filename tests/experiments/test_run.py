@@ -1,0 +1,80 @@
+"""The study's runs: each is done once, whatever time there is, and what is kept of it can be judged."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import experiments
+import pytest
+from experiments.run import run
+
+from oelm.analysis.compare import compare
+from oelm.model.cost import trained_share
+from oelm.runfolder import find_runs
+from oelm.runs.matrix import read_matrix
+
+MATRIX = """variants: [baseline, oelm_v2]
+learning_rates: [1e-3, 1e-2]
+seeds: 2
+tuning: {steps: 6}
+settings:
+  d_model: 16
+  seq_len: 16
+  num_layers: 1
+  batch_size: 4
+  max_steps: 8
+  val_tokens: 512
+  log_interval: 4
+  device: cpu
+  final_split: test
+"""
+
+
+def test_what_is_kept_is_not_run_again_and_can_be_compared(
+    storybook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    matrix, results, archive = tmp_path / "m.yaml", tmp_path / "results", tmp_path / "kept.tar"
+    matrix.write_text(MATRIX)
+    assert run([matrix], results, storybook.parent, minutes=0, archive=None) == 4
+    assert not list(tmp_path.rglob("manifest.json"))
+    assert run([matrix], results, storybook.parent, minutes=60, archive=archive) == 0
+    comparison = compare(find_runs([results]))
+    assert [(row.model_type, row.seeds) for row in comparison.rows] == [("baseline", (0, 1)), ("oelm_v2", (0, 1))]
+    assert "4 runs that served to find a learning rate are not counted" in comparison.warnings
+    assert "tokens of test" in comparison.task
+    assert all(result.tuning["grid"] == [1e-3, 1e-2] for row in comparison.rows for result in row.results)
+    assert not list(results.rglob("checkpoints"))
+    assert max(path.stat().st_size for path in results.rglob("*") if path.is_file()) < 10_000
+    with tarfile.open(archive) as tar:
+        assert "results/m/oelm_v2/seed-1/evals.jsonl" in tar.getnames()
+    times = {path: path.stat().st_mtime_ns for path in results.rglob("manifest.json")}
+    assert run([matrix], results, storybook.parent, minutes=60, archive=archive) == 0
+    assert {path: path.stat().st_mtime_ns for path in results.rglob("manifest.json")} == times
+    assert capsys.readouterr().out.rstrip().endswith("nothing is left to run")
+
+
+def test_a_rate_that_diverges_is_kept_as_such_and_not_tried_again(
+    storybook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    matrix = tmp_path / "m.yaml"
+    matrix.write_text(MATRIX.replace("[1e-3, 1e-2]", "[1e-3, 90]").replace("[baseline, oelm_v2]", "baseline"))
+    settings = matrix.read_text() + "  grad_clip: 0\n  warmup_steps: 0\n  decay: all\n  weight_decay: 100\n"
+    matrix.write_text(settings)
+    for _ in range(2):
+        run([matrix], tmp_path / "results", storybook.parent, minutes=60, archive=None)
+    assert capsys.readouterr().out.count("training has diverged") == 1
+    (row,) = compare(find_runs([tmp_path / "results/m/baseline"])).rows
+    assert row.results[0].config.max_lr == 1e-3
+
+
+@pytest.mark.parametrize("matrix", sorted(Path(experiments.__file__).parent.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_matrices_of_the_study_are_sound(matrix: Path, tmp_path: Path) -> None:
+    for corpus in ("wiki", "reviews"):
+        (tmp_path / corpus).mkdir()
+        (tmp_path / corpus / "meta.json").touch()
+    for arm in read_matrix(matrix, tmp_path / "results", tmp_path):
+        assert 0 <= trained_share(arm.config) <= 1.01
+        assert (arm.config.preset, arm.config.recipe, arm.config.final_split) == ("medium-512", "fair", "val")
