@@ -20,6 +20,7 @@ from oelm.bench.options import Bench
 from oelm.endings import explain, heeding_sigterm
 from oelm.errors import RunFailedError, UserError, known
 from oelm.output import UntilGone
+from oelm.probes.options import Probe
 from oelm.sampling import Sampling
 
 
@@ -273,6 +274,23 @@ def bench(measurement: OmitArgPrefixes[Bench]) -> None:
     print(f"kept in {measurement.path}")
 
 
+def probe(options: OmitArgPrefixes[Probe]) -> None:
+    """Train small models of some variants on synthetic tasks, and say which of them learn what.
+
+    recall: the value that a key had before; induction: what came next the last time; hops: two steps along a chain that
+    was told out of order; memory: facts that nothing in the text tells. Each variant is judged at its best learning
+    rate, chosen on other exercises. The dotted lines of the figure are what guessing would give.
+    """
+    from oelm import terminal
+    from oelm.probes import probe as probing
+    from oelm.probes.figure import draw
+
+    content = probing.probe(options, say=lambda line: print(line, flush=True))
+    found = probing.scores(content, options.names, options.tasks)
+    terminal.show_table(*probing.table(found))
+    print(f"kept in {options.path}; {draw(found, options.path.with_suffix('.png'))}")
+
+
 def demo(data_dir: str = "data", out_dir: str = "outputs/demo") -> None:
     """Train three small variants on the built-in corpus and compare them: a few minutes on two cores.
 
@@ -308,6 +326,7 @@ VERBS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "watch": (_by_signature(watch), "watch runs live"),
     "log": (_by_signature(log), "show what a run has said, and follow it"),
     "audit": (_by_signature(audit), "prove that frozen matrices stayed frozen"),
+    "probe": (_by_signature(probe), "train small models on tasks that need attention, and compare variants"),
     "bench": (_by_signature(bench), "measure training steps beside nanoGPT's and Hugging Face's"),
 }
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import tarfile
 from pathlib import Path
 
-import experiments
 import pytest
 from experiments.run import run
 
+import experiments
 from oelm.analysis.compare import compare
 from oelm.model.cost import trained_share
 from oelm.runfolder import find_runs
