@@ -372,3 +372,23 @@ def test_a_tracker_that_is_not_installed_is_said_before_anything_starts(
     assert result.returncode == 2
     assert "pip install trackio" in result.stderr
     assert not (tmp_path / "outputs/m").exists()
+
+
+def test_a_detached_queue_that_cannot_live_is_said(tmp_path: Path, matrix: Callable[..., Path]) -> None:
+    needs("tmpfs")
+    matrix("variants: baseline")
+    (tmp_path / "outputs").mkdir()
+    program = (
+        f"mount -t tmpfs -o size=4k,nr_inodes=3 tmpfs {tmp_path}/outputs && cd {tmp_path} && "
+        f"exec {sys.executable} -m oelm run m.yaml --slots 1 --detach"
+    )
+    result = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert result.returncode != 0, result.stdout
+    assert "detached as process" not in result.stdout
+    assert "Traceback" not in result.stderr

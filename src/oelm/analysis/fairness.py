@@ -104,7 +104,7 @@ def _unpaired(title: str, arm: Arm, reference: Arm) -> str:
     if not paired:
         return Said("{title} shares no seed with the baseline: no gap can be given", title=title)
     without = {title: arm.keys() - paired, "baseline": reference.keys() - paired}
-    named = "; ".join(f"{listed(seeds)} ({who})" for who, seeds in without.items() if seeds)
+    named = [Said("{seeds} ({whose})", seeds=listed(seeds), whose=who) for who, seeds in without.items() if seeds]
     over = "the gap of {title} is over seeds {paired}; seeds without a partner: {alone}"
     return Said(over, title=title, paired=sorted(paired), alone=named) if named else ""
 

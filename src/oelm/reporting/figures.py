@@ -24,6 +24,7 @@ SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "oelm",  # the same drawing gives the same bytes
     "text.parse_math": False,  # a $ is a $
     "font.size": 9,
+    "axes.formatter.useoffset": False,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.8,

@@ -37,8 +37,12 @@ class Document:
             raise UserError(f"{path}{line}: {error.problem or 'this is no YAML'}") from None
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
-        if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        if not isinstance(content, dict):
             raise UserError(f"{path} must hold 'field: value' lines")
+        for key, _ in node.value:
+            if key.tag != "tag:yaml.org,2002:str":
+                line = key.start_mark.line + 1
+                raise UserError(f"{path}, line {line}: {key.value} is not the name of a field; put words there")
         document = cls(path, content, {})
         try:
             document._number(node, ())
@@ -117,7 +121,7 @@ class Document:
         value = self.content.get(field, default)
         if is_whole(value) and 1 <= value <= 10_000:
             return tuple(range(value))
-        listed = isinstance(value, list) and value and all(is_whole(each) and each >= 0 for each in value)
+        listed = isinstance(value, list) and value and all(is_whole(each) and 0 <= each < 2**63 for each in value)
         if not listed or len(set(value)) < len(value):
             raise self.error(field, f"must be a number of seeds, or a list of different ones, not {value!r}")
         return tuple(value)

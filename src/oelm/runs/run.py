@@ -11,12 +11,15 @@ from pathlib import Path
 
 from oelm.errors import RunFailedError, UserError
 from oelm.output import UntilGone
+from oelm.runs.attempts import last_words
 from oelm.runs.devices import Gpus, Places, Slots, gpu_count
 from oelm.runs.matrix import Arm, arms_of, overrides
 from oelm.runs.queue import Queue
 from oelm.runs.standing import Standing, check
 from oelm.runs.waiting import FOLDER
 from oelm.training.track import check_tracker
+
+SECONDS_TO_LIVE = 3.0  # in which a queue that cannot begin has said so
 
 
 def check_numbers(retries: int, minutes: float | None) -> None:
@@ -106,5 +109,17 @@ def detach(arguments: Sequence[str], outputs: Path) -> None:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    _see_it_live(process, path)
     print(f"detached as process {process.pid}; it writes to {path}")
     print("oelm watch shows how it gets on, oelm stop all ends it")
+
+
+def _see_it_live(process: subprocess.Popen[bytes], log: Path) -> None:
+    """Refuses to call a queue detached that has ended at once, for a reason that only it has met."""
+    try:
+        code = process.wait(timeout=SECONDS_TO_LIVE)
+    except subprocess.TimeoutExpired:
+        return
+    if code:
+        why = last_words(log) or f"exit code {code}, without a word: is there room on the disk?"
+        raise RunFailedError(f"the queue has ended at once: {why}")
