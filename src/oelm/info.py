@@ -12,7 +12,7 @@ from oelm.data import corpora
 from oelm.data.meta import META_FILE, Meta
 from oelm.data.prepare import STORYBOOK_VOCAB
 from oelm.data.tokenizer import GPT2_VOCAB
-from oelm.model.cost import Cost, step_cost, trained_share
+from oelm.model.cost import Cost, shrunk_feed_forward, step_cost, trained_share
 
 
 def describe(config: RunConfig) -> dict[str, Any]:
@@ -26,6 +26,7 @@ def describe(config: RunConfig) -> dict[str, Any]:
         "preset": config.preset,
         "parameters": {"total": cost.parameters, "trainable": cost.trainable, "frozen": cost.frozen},
         "trained_share_of_qk": trained_share(config),
+        "baseline_of_as_many": {"d_ff": shrunk_feed_forward(config)},
         "tokens_per_step": config.tokens_per_step,
         "flops_per_step": {"total": cost.flops, "by_part": {part.name: part.total for part in cost.parts}},
         "optimizer_bytes": cost.optimizer_bytes,
@@ -53,7 +54,7 @@ def show(config: RunConfig, as_json: bool) -> None:
     print(f"  parameters       {parameters['total']:>14,}")
     print(f"    trainable      {parameters['trainable']:>14,}")
     print(f"    frozen         {parameters['frozen']:>14,}  ({share:.1%})")
-    print(f"  of Q and K, {content['trained_share_of_qk']:.4g} × as many scalars train as in the baseline's")
+    print(f"  trained of Q/K   {content['trained_share_of_qk']:>14.2%}  (of the scalars of a plain Q and K)")
     print(
         f"  optimiser memory {content['optimizer_bytes'] / 2**20:>14,.1f} MiB (two fp32 moments per trained parameter)"
     )
@@ -65,6 +66,8 @@ def show(config: RunConfig, as_json: bool) -> None:
     print(f"    parameters     {saves['trainable_parameters']:>14,} fewer to train")
     print(f"    FLOPs per step {saves['flops_per_step'] / 1e9:>14,.2f} GFLOP ({saves['flops_share']:.1%})")
     print(f"    memory         {saves['optimizer_bytes'] / 2**20:>14,.1f} MiB of optimiser state")
+    if width := content["baseline_of_as_many"]["d_ff"]:
+        print(f"  a baseline that trains as many: --d_ff {width}")
 
 
 def corpus_line(folder: Path) -> str:

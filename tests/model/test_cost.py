@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from oelm import variants
 from oelm.config import Model, RunConfig
-from oelm.model.cost import floor, step_cost
+from oelm.model.cost import floor, shrunk_feed_forward, step_cost
 from oelm.model.gpt import GPT
 
 SHAPE = Model(vocab_size=101, d_model=48, num_layers=3, num_heads=4, d_ff=96, seq_len=24)
@@ -38,6 +38,19 @@ def test_matrix_work_is_what_pytorch_counts(name: str) -> None:
     counted = sum(flops for op, flops in counter.get_flop_counts()["Global"].items() if str(op) in ours)
     computed = sum(part.total for part in step_cost(shape, 2).parts if part.name != "attention")
     assert computed == counted
+
+
+@pytest.mark.parametrize("name", ["oelm_v2", "q=headwise,k=normal+trained", "headwise+lowrank(5)+shift", "thin_keys"])
+def test_a_shrunk_baseline_trains_as_many_or_hardly_fewer(name: str) -> None:
+    shape = replace(SHAPE, model_type=name)
+    width = shrunk_feed_forward(shape)
+    assert width is not None
+    surplus = step_cost(shape, 1).trainable - step_cost(replace(SHAPE, d_ff=width), 1).trainable
+    assert 0 <= surplus < 3 * (2 * 48 + 1)
+
+
+def test_a_variant_that_trains_no_fewer_has_no_shrunk_baseline() -> None:
+    assert shrunk_feed_forward(SHAPE) is None
 
 
 def test_freezing_medium_512_saves_what_the_arithmetic_says() -> None:

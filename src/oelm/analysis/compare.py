@@ -50,6 +50,12 @@ class Row:
         return parameters
 
     @property
+    def query_key_share(self) -> str:
+        """What of Q and K ever trains; runs of earlier versions have not noted it."""
+        share = self.results[0].manifest.get("trained_share_of_qk")
+        return f"{share:.1%}" if is_number(share) else "–"
+
+    @property
     def ppl(self) -> float:
         return perplexity(self.loss.mean)
 
@@ -95,7 +101,7 @@ class Comparison:
     def cost(self) -> Table:
         """What the variants cost, as text."""
         columns = None if any(row.memory is not None for row in self.rows) else -1
-        headings = ("variant", "trainable", "frozen", "total", "trained", "ms/step", "ratio", "memory")
+        headings = ("variant", "trainable", "frozen", "total", "trained", "of Q/K", "ms/step", "ratio", "memory")
         cells = [
             (
                 row.title,
@@ -103,6 +109,7 @@ class Comparison:
                 f"{row.parameters['frozen']:,}",
                 f"{row.parameters['total']:,}",
                 f"{row.trainable_share:.1%}",
+                row.query_key_share,
                 f"{1000 * row.step_time:.2f}",
                 "–" if row.step_ratio is None else f"{row.step_ratio:.3f} ×",
                 "–" if row.memory is None else memory(row.memory),

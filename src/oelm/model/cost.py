@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oelm import variants
 from oelm.config import Model
@@ -95,6 +95,19 @@ def trained_share(shape: Model) -> float:
     of a plain Q and K: 2 · layers · d_model²."""
     trained = sum(each.count for each in _query_key(shape) if not each.ruled or each.side.when.ever)
     return trained / (2 * shape.num_layers * shape.d_model**2)
+
+
+def shrunk_feed_forward(shape: Model) -> int | None:
+    """The d_ff at which a baseline has as many parameters as this variant trains, or hardly fewer; a fair control.
+
+    None where the variant trains no fewer than the baseline.
+    """
+    trainable = step_cost(shape, 1).trainable
+    baseline = replace(shape, model_type="baseline")
+    surplus = count_parameters(baseline) - trainable
+    each = shape.num_layers * (2 * shape.d_model + 1)
+    width = shape.d_ff - math.ceil(surplus / each)
+    return width if surplus > 0 and width > 0 else None
 
 
 @dataclass(frozen=True)

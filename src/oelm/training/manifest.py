@@ -15,6 +15,7 @@ import torch
 import oelm
 from oelm.config import RunConfig, run_id
 from oelm.data.batches import Corpus
+from oelm.model.cost import trained_share
 from oelm.model.gpt import GPT
 from oelm.runfolder import FORMAT
 from oelm.training import tuning
@@ -33,6 +34,7 @@ def manifest(config: RunConfig, corpus: Corpus, model: GPT) -> dict[str, Any]:
         "recipe": config.recipe,
         "seed": config.seed,
         "parameters": {"total": total, "trainable": total - frozen, "frozen": frozen},
+        "trained_share_of_qk": trained_share(config),
         "data": {
             "dataset": corpus.meta.name,
             "tokenizer": corpus.meta.tokenizer,
