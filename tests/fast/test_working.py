@@ -31,6 +31,7 @@ VARIANTS = [
     "identity_q",
     "thin_keys",
     "headwise+heads(50%)+shift(2)+core+lowrank(6)+residual(3)+gain+temperature",
+    "q=normal+trained,k=headwise+shift",
     "q=headwise+lowrank(8)+layers(0),k=shuffle+shift+lowrank(8)",
     "q=zero+residual(4)+bias,k=identity+shift",
 ]
@@ -79,7 +80,7 @@ def test_it_trains_as_the_logical_model_does(tiny: Tiny, variant: str, settings:
     assert all(moments[name].shape == tensor.shape for name, tensor in their_moments.items())
 
 
-@pytest.mark.parametrize("variant", ["oelm_v2", "oelm_shuffle", VARIANTS[-3]])
+@pytest.mark.parametrize("variant", ["oelm_v2", "oelm_shuffle", VARIANTS[-4]])
 def test_compiled_as_the_graph_engine_does_it_gives_the_same_gradient(tiny: Tiny, variant: str) -> None:
     needs("compiler")
     config = tiny(vocab_size=61, model_type=variant).resolved(61)

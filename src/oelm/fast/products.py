@@ -107,10 +107,12 @@ class Stacked(nn.Module):
     def forward(self, inputs: Sequence[Tensor]) -> list[dict[str, Tensor]]:
         read: list[dict[str, Tensor]] = [{} for _ in inputs]
         for product, readers in zip(self.products, self.readers, strict=True):
-            made, first = product(inputs[readers[0].side]), 0
-            for reader in readers:
-                read[reader.side][reader.name] = made.narrow(-1, first, reader.rows)
-                first += reader.rows
+            made = product(inputs[readers[0].side])
+            rows = [reader.rows for reader in readers]
+            padding = made.shape[-1] - sum(rows)
+            parts = made.split([*rows, padding] if padding else rows, dim=-1)  # whose gradients meet in one copy
+            for reader, part in zip(readers, parts, strict=False):
+                read[reader.side][reader.name] = part
         return read
 
 

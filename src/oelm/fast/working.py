@@ -53,7 +53,7 @@ class Working:
         self._shuffles: list[tuple[FixedShuffle, nn.Parameter]] = []
         self._matrices: list[_Matrix] = []
         self._lay_out(model)
-        self._products = list(dict.fromkeys(matrix.product for matrix in self._matrices))
+        self._products = [module for module in self.model.modules() if isinstance(module, Product)]
         self._leaves = self._make_leaves()
         self._adds_up = config.accumulation > 1
         whole = torch.float32 if self._adds_up else precision  # what is added up is not rounded in between
@@ -102,7 +102,7 @@ class Working:
         self.weight_gradients(jobs, micro, add)
         for unit, gradient in zip(self._leaves, others[len(self._products) :], strict=True):
             if not self._adds_up:
-                self.gradient[unit] = gradient
+                self.gradient[unit] = gradient.contiguous()  # as the optimiser reads it
             elif add:
                 self.gradient[unit].add_(gradient)
             else:
