@@ -308,21 +308,26 @@ def test_several_gpus_are_one_run_by_torchrun() -> None:
     assert queue.command(plan, 2)[1:5] == ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 
 
-def test_a_full_disk_ends_a_run_with_its_cause(tmp_path: Path, matrix: Callable[..., Path]) -> None:
+def run_on_a_small_disk(tmp_path: Path, limits: str, flags: str) -> subprocess.CompletedProcess[str]:
+    """A queue whose outputs are on a disk of their own."""
     needs("tmpfs")
-    matrix("variants: baseline")
     (tmp_path / "outputs").mkdir()
     program = (
-        f"mount -t tmpfs -o size=100k tmpfs {tmp_path}/outputs && cd {tmp_path} && "
-        f"exec {sys.executable} -m oelm run m.yaml --slots 1"
+        f"mount -t tmpfs -o {limits} tmpfs {tmp_path}/outputs && cd {tmp_path} && "
+        f"exec {sys.executable} -m oelm run m.yaml --slots 1 {flags}"
     )
-    result = subprocess.run(
+    return subprocess.run(
         ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c", program],
         capture_output=True,
         text=True,
         timeout=120,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
+
+
+def test_a_full_disk_ends_a_run_with_its_cause(tmp_path: Path, matrix: Callable[..., Path]) -> None:
+    matrix("variants: baseline")
+    result = run_on_a_small_disk(tmp_path, "size=100k", "")
     assert result.returncode == 1, result.stdout + result.stderr
     assert re.search(r"m/baseline/seed-0: failed: no space left on the disk", result.stdout)
 
@@ -375,20 +380,8 @@ def test_a_tracker_that_is_not_installed_is_said_before_anything_starts(
 
 
 def test_a_detached_queue_that_cannot_live_is_said(tmp_path: Path, matrix: Callable[..., Path]) -> None:
-    needs("tmpfs")
     matrix("variants: baseline")
-    (tmp_path / "outputs").mkdir()
-    program = (
-        f"mount -t tmpfs -o size=4k,nr_inodes=3 tmpfs {tmp_path}/outputs && cd {tmp_path} && "
-        f"exec {sys.executable} -m oelm run m.yaml --slots 1 --detach"
-    )
-    result = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    result = run_on_a_small_disk(tmp_path, "size=4k,nr_inodes=3", "--detach")
     assert result.returncode != 0, result.stdout
     assert "detached as process" not in result.stdout
     assert "Traceback" not in result.stderr
