@@ -27,6 +27,7 @@ import psutil
 
 from benchmarks.folders import make_runs
 from benchmarks.results import write_result
+from oelm.data.prepare import prepare
 from oelm.runfolder import RunFolder, read_lines
 
 SETTLING = 2.0  # seconds in which a watcher starts
@@ -34,10 +35,10 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color"}
 
 
 @contextmanager
-def training(out_dir: Path) -> Iterator[RunFolder]:
+def training(data: Path, out_dir: Path) -> Iterator[RunFolder]:
     """A run that goes on for as long as it is watched."""
     flags = ["--max_steps", "1000000", "--log_interval", "5", "--val_interval", "1000000", "--out_dir", str(out_dir)]
-    command = [sys.executable, "-m", "oelm", "train", *flags, "--save_interval", "1000000"]
+    command = [sys.executable, "-m", "oelm", "train", *flags, "--save_interval", "1000000", "--data_path", str(data)]
     process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
     folder = RunFolder(out_dir)
     try:
@@ -100,7 +101,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         outputs = Path(name)
         make_runs(outputs / "finished", ("baseline", "oelm_v2", "oelm_random", "oelm_matched"), 5, 1000)
-        with training(outputs / "run") as folder:
+        with training(prepare("storybook", data_dir=outputs / "data"), outputs / "run") as folder:
             for number in range(1, options.rounds + 1):
                 time.sleep(SETTLING)
                 alone.append(step_time(folder, options.seconds))
