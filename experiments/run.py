@@ -13,6 +13,7 @@ import shutil
 import sys
 import tarfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from oelm.config import RunConfig
 from oelm.errors import RunFailedError, UserError
 from oelm.runfolder import RunFolder
 from oelm.runs.matrix import Arm, read_matrix
+from oelm.runs.standing import check
 from oelm.training.loop import fit
 from oelm.training.tuning import choice
 
@@ -39,19 +41,23 @@ def run(matrices: Sequence[Path], results: Path, data_dir: Path, minutes: float,
     """Runs what is not kept yet, and returns how many runs there was no time for, of those known so far."""
     until = time.monotonic() + 60 * minutes
     arms = [arm for path in matrices for arm in read_matrix(path, results, data_dir)]
+    check(arms)
     left, seconds_per_step = 0, 0.0
     for config in _todo(arms):
         if time.monotonic() + SECONDS_TO_START + config.max_steps * seconds_per_step > until:
             left += 1
             continue
         folder = _train(config)
-        if folder is not None:
+        if folder is None:
+            left += 1
+        else:
             seconds_per_step = max(seconds_per_step, float(folder.timing()["median_step_time"]))
             print(f"{config.run_folder.relative_to(results)}: {_outcome(folder)}", flush=True)
-        keep(RunFolder(SCRATCH), config.run_folder)
+        if is_kept(SCRATCH):
+            keep(RunFolder(SCRATCH), config.run_folder)
         if archive:
             _archive(results, archive)
-    print(f"time is up: at least {left} runs are left" if left else "nothing is left to run", flush=True)
+    print(f"at least {left} runs are left, or failed" if left else "nothing is left to run", flush=True)
     return left
 
 
@@ -69,7 +75,13 @@ def _rate(arm: Arm) -> float | None:
     trials = [RunFolder(config.run_folder) for config in arm.trials()]
     if not trials:
         return arm.rates[0]
-    return choice(trials).best if all(is_kept(trial.path) for trial in trials) else None
+    if not all(is_kept(trial.path) for trial in trials):
+        return None
+    try:
+        return choice(trials).best
+    except UserError as error:  # every rate diverged: the other arms are to be run all the same
+        print(f"{arm.folder.name}: {error}", flush=True)
+        return None
 
 
 def is_kept(path: Path) -> bool:
@@ -78,7 +90,7 @@ def is_kept(path: Path) -> bool:
 
 
 def _train(config: RunConfig) -> RunFolder | None:
-    """A run in the scratch folder; None where it has diverged, which its status says."""
+    """A run in the scratch folder; None where it has failed: one that has diverged is kept, others are tried again."""
     shutil.rmtree(SCRATCH, ignore_errors=True)
     gc.collect()
     torch._dynamo.reset()  # or its limit of kinds of block would be met some day
@@ -86,8 +98,10 @@ def _train(config: RunConfig) -> RunFolder | None:
         torch.cuda.empty_cache()
     try:
         return fit(replace(config, out_dir=str(SCRATCH)), command=["python", "-m", "experiments.run", *sys.argv[1:]])
-    except RunFailedError as error:
-        print(f"{config.run_folder.name}: {error}", flush=True)
+    except Exception as error:  # of whatever kind: the others are to be run all the same
+        if not isinstance(error, RunFailedError):
+            traceback.print_exc()
+        print(f"{config.run_folder}: {error}", flush=True)
         return None
 
 

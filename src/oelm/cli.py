@@ -279,14 +279,15 @@ def probe(options: OmitArgPrefixes[Probe]) -> None:
 
     recall: the value that a key had before; induction: what came next the last time; hops: two steps along a chain that
     was told out of order; memory: facts that nothing in the text tells. Each variant is judged at its best learning
-    rate, chosen on other exercises. The dotted lines of the figure are what guessing would give.
+    rate, chosen on other exercises. A blind guess, the dotted lines of the figure, is any possible answer at random;
+    what stands in the sequence narrows it down, so a little more can be had without looking anything up.
     """
     from oelm import terminal
     from oelm.probes import probe as probing
     from oelm.probes.figure import draw
 
     content = probing.probe(options, say=lambda line: print(line, flush=True))
-    found = probing.scores(content, options.names, options.tasks)
+    found = probing.scores(content, options)
     terminal.show_table(*probing.table(found))
     print(f"kept in {options.path}; {draw(found, options.path.with_suffix('.png'))}")
 

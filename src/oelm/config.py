@@ -356,8 +356,8 @@ def _check_variant(config: RunConfig) -> None:
             raise wrong(f"{side.heads} % of {heads} heads is {'all' if side.heads > 50 else 'none'} of them")
         if (rank := max(side.lowrank, side.residual)) > config.d_model:
             raise wrong(f"a correction of rank {rank} is wider than the model, {config.d_model}")
-        for depth in (0, 1):
-            when = side.when.at(depth)
+        for layer in range(layers):
+            when = side.in_layer(layer, layers).when
             if (change := when.change(config.max_steps)) and change >= config.max_steps:
                 raise wrong(
                     f"the run ends after {config.max_steps:,} steps, so there would be nothing to {when.kind} "

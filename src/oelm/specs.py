@@ -111,6 +111,11 @@ class Side:
         return self.tensor == "weight"
 
     @property
+    def is_nothing(self) -> bool:
+        """Whether it is zero whatever it reads."""
+        return self.source == "zero" and not (self.lowrank or self.residual or self.bias)
+
+    @property
     def corrected(self) -> bool:
         """Whether anything besides the matrix trains in it."""
         return any(getattr(self, name) != PLAIN[name] for name in CORRECTIONS)
@@ -153,6 +158,8 @@ def parse(spec: str, whole: str, names: Iterable[str]) -> Variant:
     variant = Variant(_parse_side(q, whole, names), _parse_side(k, whole, names))
     if variant.q.thin != variant.k.thin:
         raise UserError(f"variant {whole!r}: thin must be the same for Q and K, whose products are the logits")
+    if variant.q != variant.k and (variant.q.is_nothing or variant.k.is_nothing):
+        raise UserError(f"variant {whole!r}: where one side is zero all logits are, and the other has no effect")
     return variant
 
 
@@ -290,8 +297,10 @@ def senseless(side: Side) -> str:
             return f"{side.source} is no matrix, so there is nothing to train in it"
     if side.when.kind == "trained" and (side.layers or side.heads != 100):
         return "layers and heads say where a matrix is frozen, and this one never is"
-    if side.source == "zero" and side.corrected and not (side.lowrank or side.residual or side.bias):
+    if side.is_nothing and side.corrected:
         return "zero leaves nothing to correct; add lowrank, residual or bias"
+    if side.source == "zero" and not (side.lowrank or side.residual) and (side.shift or side.gain):
+        return "over zero, a bias alone reads nothing, so a shift or a gain has no effect"
     if side.source == "zero" and side.core:
         return "zero has no channels that a core could mix"
     if side.rate != 1 and not (side.when.ever or side.corrected or side.layers or side.heads != 100):

@@ -10,9 +10,12 @@ from experiments.run import run
 
 import experiments
 from oelm.analysis.compare import compare
+from oelm.config import RunConfig
+from oelm.errors import UserError
 from oelm.model.cost import trained_share
-from oelm.runfolder import find_runs
+from oelm.runfolder import RunFolder, find_runs
 from oelm.runs.matrix import read_matrix
+from oelm.training.loop import fit
 
 MATRIX = """variants: [baseline, oelm_v2]
 learning_rates: [1e-3, 1e-2]
@@ -53,6 +56,35 @@ def test_what_is_kept_is_not_run_again_and_can_be_compared(
     assert run([matrix], results, storybook.parent, minutes=60, archive=archive) == 0
     assert {path: path.stat().st_mtime_ns for path in results.rglob("manifest.json")} == times
     assert capsys.readouterr().out.rstrip().endswith("nothing is left to run")
+
+
+def test_what_is_kept_of_another_matrix_is_not_taken_for_this_ones(
+    storybook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    matrix = tmp_path / "m.yaml"
+    matrix.write_text(MATRIX.replace("[1e-3, 1e-2]", "1e-3"))
+    run([matrix], tmp_path / "results", storybook.parent, minutes=60, archive=None)
+    matrix.write_text(matrix.read_text().replace("max_steps: 8", "max_steps: 9"))
+    with pytest.raises(UserError, match=r"holds another run .*max_steps: 8 there, 9 now"):
+        run([matrix], tmp_path / "results", storybook.parent, minutes=60, archive=None)
+
+
+def test_what_fails_holds_up_nothing_else(
+    storybook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(config: RunConfig, command: list[str]) -> RunFolder:
+        if config.model_type == "baseline":
+            raise MemoryError("no room for a baseline")
+        return fit(config, command=command)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("experiments.run.fit", failing)
+    (tmp_path / "m.yaml").write_text(MATRIX)
+    assert run([tmp_path / "m.yaml"], tmp_path / "results", storybook.parent, minutes=60, archive=None) == 2
+    assert "no room for a baseline" in capsys.readouterr().out
+    assert not (tmp_path / "results/m/baseline").exists()
+    assert len(find_runs([tmp_path / "results/m/oelm_v2"])) == 2
 
 
 def test_a_rate_that_diverges_is_kept_as_such_and_not_tried_again(

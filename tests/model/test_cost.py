@@ -49,8 +49,9 @@ def test_a_shrunk_baseline_trains_as_many_or_hardly_fewer(name: str) -> None:
     assert 0 <= surplus < 3 * (2 * 48 + 1)
 
 
-def test_a_variant_that_trains_no_fewer_has_no_shrunk_baseline() -> None:
-    assert shrunk_feed_forward(SHAPE) is None
+@pytest.mark.parametrize("name", ["baseline", "headwise+thaw(5)"])
+def test_a_variant_that_trains_no_fewer_has_no_shrunk_baseline(name: str) -> None:
+    assert shrunk_feed_forward(replace(SHAPE, model_type=name)) is None
 
 
 def test_freezing_medium_512_saves_what_the_arithmetic_says() -> None:

@@ -23,7 +23,7 @@ def entry(variant: str, rate: float, seed: int, chosen_by: float, score: float) 
 
 def test_a_baseline_learns_induction_and_one_that_is_frozen_is_slower(tmp_path: Path) -> None:
     options = Probe(tasks=("induction",), **{**SMALL, "max_steps": 200}, out=str(tmp_path))
-    found = scores(probe(options, say=lambda line: None), options.names, options.tasks)
+    found = scores(probe(options, say=lambda line: None), options)
     baseline, frozen = (found[name, "induction"].mean for name in options.names)
     assert baseline > 0.5
     assert baseline > frozen + 0.1
@@ -46,13 +46,15 @@ def test_what_is_there_is_not_run_again_and_says_what_it_is_of(tmp_path: Path) -
 def test_the_rate_is_chosen_by_other_exercises_than_those_that_judge() -> None:
     entries = [entry("baseline", 1e-3, 0, 0.5, 0.9), entry("baseline", 1e-2, 0, 0.6, 0.4)]
     entries += [entry("baseline", 1e-3, 1, 0.5, 0.9), entry("baseline", 1e-2, 1, 0.6, 0.6)]
-    found = scores({"entries": entries}, ["baseline"], ["recall"])
+    entries += [entry("baseline", 1e-1, 0, 0.9, 0.9), entry("baseline", 1e-2, 2, 0.9, 0.9)]  # not asked for
+    options = Probe(variants=("baseline",), tasks=("recall",), learning_rates=(1e-3, 1e-2), seeds=2)
+    found = scores({"entries": entries}, options)
     assert found["baseline", "recall"].mean == pytest.approx(0.5)
     headings, rows = table(found)
     assert headings == ("variant", "recall")
     assert rows[0][0] == "Baseline"
     assert rows[0][1].startswith("50.0% ± 127")
-    assert rows[1] == ("guessing", "3.1%")
+    assert rows[1] == ("a blind guess", "3.1%")
 
 
 @pytest.mark.parametrize("variant", ["normal+freeze(50%)", "headwise+thaw(30%)+lowrank(4)+shift", "normal+every(2)"])

@@ -94,6 +94,14 @@ def test_what_trains_may_change_under_a_graph(tiny: Tiny, tmp_path: Path, varian
     assert all(finding.intact for finding in audit.findings(graph))
 
 
+@pytest.mark.parametrize("variant", ["normal+every(3)", "headwise+every(4)+lowrank(32)"])
+def test_what_rests_leaves_other_gradients_alone_in_bf16(tiny: Tiny, tmp_path: Path, variant: str) -> None:
+    """Each kind of step has weight gradients in launches of its own, some of which another kind has as well."""
+    fields = {"model_type": variant, "d_model": 128, "d_ff": 256, "max_lr": 3e-4, "max_steps": 60}
+    runs = [fit(gpu(tiny, **fields, engine=e, out_dir=str(tmp_path / e))) for e in ("eager", "graph")]
+    assert losses(runs[1]) == pytest.approx(losses(runs[0]), rel=5e-3)
+
+
 def final_moments(folder: RunFolder) -> list[tuple[str, torch.Tensor]]:
     return sorted(load_file(folder.checkpoints / "step-40" / "optimizer.safetensors").items())
 

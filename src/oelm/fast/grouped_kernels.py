@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,11 +50,11 @@ class Grouped:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._tiles: dict[tuple[int, ...], _Tiles] = {}
+        self._tiles: dict[tuple[Hashable, ...], _Tiles] = {}
 
-    def __call__(self, jobs: Sequence[Job], tile: Tile, micro: int, add: bool) -> None:
-        """micro: the number of the call, among those of a step; each has addresses of its own."""
-        key = (micro, *(job.out.data_ptr() for job in jobs))
+    def __call__(self, jobs: Sequence[Job], tile: Tile, call: Hashable, add: bool) -> None:
+        """call: which of the calls this is that a captured step may repeat; each has addresses of its own."""
+        key = (call, *(job.out.data_ptr() for job in jobs))
         if key not in self._tiles:
             self._tiles[key] = self._cut(jobs, tile)
         tiles = self._tiles[key]

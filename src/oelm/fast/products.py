@@ -6,7 +6,7 @@ just not among them: neither the model nor what was compiled of it knows the dif
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,7 +147,8 @@ class WeightGradients:
         self._device = device
         self._grouped: Any = None
 
-    def __call__(self, jobs: Sequence[Job], micro: int, add: bool) -> None:
+    def __call__(self, jobs: Sequence[Job], call: Hashable, add: bool) -> None:
+        """call: which of the calls this is that a captured step may repeat; two of them may share a job."""
         by_tile: dict[tuple[int, int] | None, list[Job]] = {None: list(jobs)}
         if self._device.type == "cuda":
             from oelm.fast import grouped_kernels
@@ -158,7 +159,7 @@ class WeightGradients:
                 by_tile.setdefault(grouped_kernels.tile_of(job), []).append(job)
         for tile, some in by_tile.items():
             if tile is not None:
-                self._grouped(some, tile, micro, add)
+                self._grouped(some, tile, call, add)
                 continue
             for job in some:
                 multiply(job.gradient.T, job.x, job.out, add)

@@ -99,7 +99,7 @@ class Working:
         jobs = [
             self._job(m, by_product[m.product]) for m in self._matrices if self.flat.units[m.unit].name not in resting
         ]
-        self.weight_gradients(jobs, micro, add)
+        self.weight_gradients(jobs, (micro, frozenset(resting)), add)
         for unit, gradient in zip(self._leaves, others[len(self._products) :], strict=True):
             if not self._adds_up:
                 self.gradient[unit] = gradient.contiguous()  # as the optimiser reads it

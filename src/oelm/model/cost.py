@@ -98,13 +98,12 @@ def trained_share(shape: Model) -> float:
 
 
 def shrunk_feed_forward(shape: Model) -> int | None:
-    """The d_ff at which a baseline has as many parameters as this variant trains, or hardly fewer; a fair control.
+    """The d_ff at which a baseline has as many parameters as this variant ever trains, or hardly fewer: a control.
 
     None where the variant trains no fewer than the baseline.
     """
-    trainable = step_cost(shape, 1).trainable
-    baseline = replace(shape, model_type="baseline")
-    surplus = count_parameters(baseline) - trainable
+    never = sum(each.count for each in _query_key(shape) if each.ruled and not each.side.when.ever)
+    surplus = count_parameters(replace(shape, model_type="baseline")) - (count_parameters(shape) - never)
     each = shape.num_layers * (2 * shape.d_model + 1)
     width = shape.d_ff - math.ceil(surplus / each)
     return width if surplus > 0 and width > 0 else None

@@ -36,4 +36,4 @@ def induction_scores(model: GPT, count: int = 4, seed: int = 0) -> list[list[flo
 def _mean_of_diagonal(pattern: Tensor, back: int, first: int = 0) -> list[float]:
     """What each head gives to the token so far back, on average over the rows; the first of them is token `first`."""
     on_it = pattern.diagonal(first - back, dim1=2, dim2=3)  # those that would look before the beginning are not on it
-    return [float(score) for score in on_it.mean(dim=(0, 2)).tolist()]
+    return [float(score) for score in on_it.mean(dim=(0, 2)).nan_to_num().tolist()]  # 0 where nothing is so far back

@@ -1,4 +1,4 @@
-"""The probes as a picture: for each task the accuracy of each variant, and what guessing would give."""
+"""The probes as a picture: for each task the accuracy of each variant, and what a blind guess would give."""
 
 from __future__ import annotations
 

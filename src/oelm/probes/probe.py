@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -87,14 +87,18 @@ def _accuracy(model: GPT, task: str, seed: int) -> float:
     return float(right[targets != IGNORED].float().mean())
 
 
-def scores(content: dict[str, Any], names: Sequence[str], tasks: Sequence[str]) -> dict[tuple[str, str], Estimate]:
-    """By variant and task: the accuracy at the rate that other exercises have chosen, over the seeds."""
-    found = {}
-    for name in names:
-        for task in tasks:
+def scores(content: dict[str, Any], options: Probe) -> dict[tuple[str, str], Estimate]:
+    """By variant and task: the accuracy at the rate that other exercises have chosen, over the seeds.
+
+    Of what was asked for alone: a file may have more rates and seeds of one variant than of another.
+    """
+    found, wanted = {}, set(_wanted(options))
+    for name in options.names:
+        for task in options.tasks:
             by_rate: dict[float, list[dict[str, Any]]] = {}
             for entry in content["entries"]:
-                if (entry["variant"], entry["task"]) == (name, task):
+                key = (entry["variant"], entry["task"], entry["rate"], entry["seed"])
+                if key in wanted and key[:2] == (name, task):
                     by_rate.setdefault(entry["rate"], []).append(entry)
             best = max(by_rate.values(), key=lambda entries: statistics.fmean(e["chosen_by"] for e in entries))
             found[name, task] = estimate([entry["score"] for entry in best])
@@ -102,10 +106,10 @@ def scores(content: dict[str, Any], names: Sequence[str], tasks: Sequence[str]) 
 
 
 def table(found: dict[tuple[str, str], Estimate]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Variants as rows, tasks as columns; what guessing would give in the last row."""
+    """Variants as rows, tasks as columns; what a blind guess would give in the last row."""
     names, tasks = (list(dict.fromkeys(key[i] for key in found)) for i in (0, 1))
     rows = [(variants.title(name), *(_cell(found[name, task]) for task in tasks)) for name in names]
-    return ("variant", *tasks), [*rows, ("guessing", *(f"{1 / TASKS[task].choices:.1%}" for task in tasks))]
+    return ("variant", *tasks), [*rows, ("a blind guess", *(f"{1 / TASKS[task].choices:.1%}" for task in tasks))]
 
 
 def _cell(score: Estimate) -> str:

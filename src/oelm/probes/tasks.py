@@ -31,7 +31,7 @@ class Task:
     vocab_size: int
     length: int
     answers: tuple[int, ...]
-    choices: int  # among which an answer is, as far as somebody knows who has only learnt how the task works
+    choices: int  # that an answer can be, before anything of the sequence is looked at
     write: Callable[[np.random.Generator, int], Tokens]
 
 
@@ -77,8 +77,8 @@ def _woven(*columns: Tokens) -> Tokens:
 
 TASKS = {
     "recall": Task(KEYS + VALUES, 4 * PAIRS, tuple(range(2 * PAIRS + 1, 4 * PAIRS, 2)), VALUES, _recall),
-    "induction": Task(ALPHABET, ALPHABET, tuple(range(ALPHABET // 2 + 1, ALPHABET)), ALPHABET // 2, _induction),
-    "hops": Task(SYMBOLS + 1, 5 * CHAIN, tuple(range(2 * CHAIN + 2, 5 * CHAIN, 3)), CHAIN, _hops),
+    "induction": Task(ALPHABET, ALPHABET, tuple(range(ALPHABET // 2 + 1, ALPHABET)), ALPHABET, _induction),
+    "hops": Task(SYMBOLS + 1, 5 * CHAIN, tuple(range(2 * CHAIN + 2, 5 * CHAIN, 3)), SYMBOLS, _hops),
     "memory": Task(ALPHABET, 64, tuple(i for i in range(64) if i % 4 >= 2), ALPHABET, _memory),
 }
 

@@ -57,6 +57,8 @@ class GraphEngine(Engine):
 
     def rebuild(self) -> None:
         before = {name: tensor.clone() for name, tensor in self.moments().items()}
+        for parameter in self.model.frozen().values():  # or it would keep the whole buffer that it was a part of
+            parameter.data = parameter.detach().clone()
         self._open()
         carry_over(before, self.moments())
 
