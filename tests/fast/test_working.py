@@ -70,8 +70,8 @@ def worked(config: RunConfig, steps: int) -> tuple[GPT, Working, list[tuple[floa
 )
 def test_it_trains_as_the_logical_model_does(tiny: Tiny, variant: str, settings: dict[str, object]) -> None:
     config = tiny(vocab_size=61, model_type=variant, **settings).resolved(61)
-    theirs, their_moments, expected = reference(config, 12)
-    ours, working, results = worked(config, 12)
+    theirs, their_moments, expected = reference(config, 6)
+    ours, working, results = worked(config, 6)
     assert results == [pytest.approx(pair, rel=1e-5) for pair in expected]
     for (name, weight), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(weight, other, rtol=1e-3, atol=1e-5, msg=name)

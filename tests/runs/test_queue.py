@@ -149,6 +149,28 @@ def test_what_one_queue_was_told_to_stop_another_goes_on_with(tmp_path: Path, ma
     assert starts(path) == 2
 
 
+def test_a_run_that_has_just_stopped_is_left_to_its_queue_until_that_has_said_why(tmp_path: Path, tiny: Tiny) -> None:
+    config = tiny(out_dir=str(tmp_path / "outputs/run"))
+    folder = RunFolder(config.run_folder)
+    folder.path.mkdir(parents=True)
+    status = {"state": "interrupted", "heartbeat": time.time(), "host": "here", "pid": 1, "message": "by SIGTERM"}
+    (folder.path / "status.json").write_text(json.dumps(status))
+    (folder.path / "manifest.json").write_text("{}")
+
+    def state() -> str:
+        return standing.standing(config, tmp_path / "outputs", time.time() + 1, retries=0).state
+
+    attempts.began(folder, "slot 0")
+    assert state() == "elsewhere"
+    attempts.ended(folder, 143, "stopped by SIGTERM")
+    assert state() == "stopped"
+    attempts.began(folder, "slot 0")
+    attempts.ended(folder, 143, "stopped by SIGTERM", stopping=True)
+    lines = (folder.path / attempts.ATTEMPTS).read_text().splitlines(keepends=True)
+    (folder.path / attempts.ATTEMPTS).write_text("".join(lines[2:]))
+    assert state() == "ready"
+
+
 def test_queues_share_the_tries(tmp_path: Path) -> None:
     """Those that a queue at work has made before another began count for both; those of a dead one do not."""
     folder = RunFolder(tmp_path)

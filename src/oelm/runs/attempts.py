@@ -65,10 +65,11 @@ def _note(folder: RunFolder, event: str, **more: Any) -> None:
 
 def attempts(folder: RunFolder, since: float) -> list[dict[str, Any]]:
     """What queues have noted since a time, or, before that, queues that are still at work: they share the tries."""
-    return [line for line in read_lines(folder.path / ATTEMPTS, LINE) if line["time"] >= since or _at_work(line)]
+    return [line for line in read_lines(folder.path / ATTEMPTS, LINE) if line["time"] >= since or at_work(line)]
 
 
-def _at_work(line: dict[str, Any]) -> bool:
+def at_work(line: dict[str, Any]) -> bool:
+    """Whether the queue that has noted something is alive."""
     pid = line.get("queue")
     return line.get("host") == socket.gethostname() and type(pid) is int and alive(pid)
 

@@ -57,6 +57,8 @@ def _judged(status: dict[str, Any], tries: Sequence[dict[str, Any]], retries: in
     if starts <= 0:
         return None
     if status["state"] == "interrupted":
+        if tries[-1]["event"] == "start" and attempts.at_work(tries[-1]):
+            return Standing("elsewhere")  # its queue is about to note why
         return Standing("stopped", str(status.get("message", "")))
     cause = ends[-1].get("cause", "") if ends else "the queue that started it has died"
     if starts > retries or (ends and ends[-1].get("code") == attempts.REFUSED):
