@@ -173,7 +173,7 @@ def _whole(least: int, most: int, default: int | None = None) -> Callable[[str |
     def read(argument: str | None) -> int:
         if argument is None and default is not None:
             return default
-        if not re.fullmatch(r"\d{1,10}", argument or "") or not least <= int(argument or 0) <= most:
+        if not re.fullmatch(r"\d{1,11}", argument or "") or not least <= int(argument or 0) <= most:
             raise ValueError(f"takes a whole number from {least:,} to {most:,}")
         return int(argument or 0)
 
@@ -201,7 +201,7 @@ def _factor(argument: str | None) -> float:
 
 def _step(kind: str) -> Callable[[str | None], When]:
     def read(argument: str | None) -> When:
-        match = re.fullmatch(r"(\d{1,10})(%?)(?:-(\d{1,10})\2)?", argument or "")
+        match = re.fullmatch(r"(\d{1,11})(%?)(?:-(\d{1,11})\2)?", argument or "")
         percent = bool(match and match[2])
         numbers = [int(number) for number in match.group(1, 3) if number] if match else []
         if not numbers or not all(1 <= number <= (99 if percent else 10**10) for number in numbers):
