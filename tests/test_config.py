@@ -119,6 +119,8 @@ def test_identity_changes_with_what_changes_the_result_and_with_nothing_else() -
         ({"model_type": "headwise+heads(90%)"}, "90 % of 2 heads is all of them"),
         ({"model_type": "headwise+residual(65)"}, "rank 65 is wider than the model, 64"),
         ({"model_type": "normal+freeze(10-1000)"}, "nothing to freeze at step 1,000"),
+        ({"model_type": "normal+every(1000)"}, "of 1,000 steps, every\\(1000\\) would update it in the first alone"),
+        ({"layer_lr": 0.5, "num_layers": 1}, "--layer_lr 0.5 has no effect on a single layer"),
         ({"model_type": "headwise+bias", "positions": "learned"}, "no effect without --positions rope"),
         ({"dropout": 1.0}, "--dropout 1.0 is out of range"),
         ({"seq_len": -3}, "--seq_len -3 is out of range"),

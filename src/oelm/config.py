@@ -326,6 +326,8 @@ def check(config: RunConfig) -> None:
             f"--warmup_steps {config.warmup_steps}{origin} is more than --max_steps {config.max_steps}; "
             f"set --warmup_steps to at most that, or train longer"
         )
+    if config.layer_lr != 1 and config.num_layers == 1:
+        raise UserError(f"--layer_lr {config.layer_lr:g} has no effect on a single layer")
     if config.batch_size % config.accumulation:
         raise UserError(f"--accumulation {config.accumulation} does not divide --batch_size {config.batch_size}")
     for name in ("data_path", "out_dir"):
@@ -356,6 +358,8 @@ def _check_variant(config: RunConfig) -> None:
             raise wrong(f"{side.heads} % of {heads} heads is {'all' if side.heads > 50 else 'none'} of them")
         if (rank := max(side.lowrank, side.residual)) > config.d_model:
             raise wrong(f"a correction of rank {rank} is wider than the model, {config.d_model}")
+        if side.when.kind == "every" and side.when.number >= config.max_steps:
+            raise wrong(f"of {config.max_steps:,} steps, {side.when} would update it in the first alone")
         for layer in range(layers):
             when = side.in_layer(layer, layers).when
             if (change := when.change(config.max_steps)) and change >= config.max_steps:

@@ -78,7 +78,7 @@ class Comparison:
         headings = (
             "variant",
             "seeds",
-            Said("{split} loss", split=self.rows[0].results[0].final_split if self.rows else "val"),
+            Said("{split} loss", split=self.rows[0].results[0].config.final_split if self.rows else "val"),
             "PPL",
             "gap",
             Said("PPL ≤ {criterion:g} ×", criterion=self.criterion),
@@ -290,7 +290,7 @@ def _task(result: Result) -> str:
         "{corpus}, {preset}: {tokens_seen:,} tokens seen ({max_steps:,} steps of {batch_size} × {seq_len}), "
         "recipe {recipe}, scored on {tokens_scored:,} tokens of {split}",
         corpus=result.corpus,
-        split=result.final_split,
+        split=config.final_split,
         **{name: getattr(config, name) for name in ("preset", "max_steps", "batch_size", "seq_len", "recipe")},
         **{name: final[name] for name in ("tokens_seen", "tokens_scored")},
     )

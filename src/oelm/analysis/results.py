@@ -12,6 +12,8 @@ from oelm.errors import UserError
 from oelm.runfolder import HEADS, RunFolder, fault_in
 from oelm.wording import Said
 
+UNFINISHED = "{path} is not finished ({state}); finish it or leave it out"
+
 # What may differ between the runs of one comparison without a word: what is compared, and what it is averaged over.
 MEANT = ("model_type", "seed", "max_lr", "min_lr")
 
@@ -41,11 +43,6 @@ class Result:
         return str(self.manifest["data"]["dataset"])
 
     @property
-    def final_split(self) -> str:
-        """What the final score is on: val or test."""
-        return self.config.final_split
-
-    @property
     def tuning(self) -> dict[str, Any]:
         """How the learning rate was chosen."""
         tuning: dict[str, Any] = self.manifest["learning_rate"]
@@ -63,12 +60,12 @@ class Result:
 
     def task(self) -> dict[str, Any]:
         """What makes runs comparable: the bytes they learnt from, the tokens they saw, what they were scored on."""
-        hashes = self.manifest["data"]["sha256"]
+        hashes, split = self.manifest["data"]["sha256"], self.config.final_split
         return {
             "training data": hashes["train"][:12],
             "validation data": hashes["val"][:12],
             "tokens seen": self.final["tokens_seen"],
-            "scored split": f"{self.final_split} {hashes.get(self.final_split, '')[:12]}",
+            "scored split": f"{split} {hashes.get(split, '')[:12]}",
             "tokens scored": self.final["tokens_scored"],
             "sequence length": self.config.seq_len,
         }
@@ -81,8 +78,7 @@ class Result:
 def read_result(folder: RunFolder) -> Result:
     (config, manifest), scores, state = folder.identified(), folder.scores(), folder.status()["state"]
     if state != "finished":
-        unfinished = "{path} is not finished ({state}); finish it or leave it out"
-        raise UserError(Said(unfinished, path=folder.path, state=state))
+        raise UserError(Said(UNFINISHED, path=folder.path, state=state))
     final = next((score for score in reversed(scores) if score["final"]), None)
     if final is None:
         raise UserError(f"{folder.evals} is damaged: the final score is missing; leave the run out")
