@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from oelm.config import RunConfig
-from oelm.errors import RunFailedError, UserError
+from oelm.errors import InterruptedRunError, RunFailedError, UserError
 from oelm.runfolder import RunFolder
 from oelm.runs.matrix import Arm, read_matrix
 from oelm.runs.standing import check
@@ -98,6 +98,8 @@ def _train(config: RunConfig) -> RunFolder | None:
         torch.cuda.empty_cache()
     try:
         return fit(replace(config, out_dir=str(SCRATCH)), command=["python", "-m", "experiments.run", *sys.argv[1:]])
+    except InterruptedRunError:  # whoever stops this run means all of them
+        raise
     except Exception as error:  # of whatever kind: the others are to be run all the same
         if not isinstance(error, RunFailedError):
             traceback.print_exc()
@@ -142,6 +144,8 @@ def main() -> None:
         run(options.matrices, options.results, options.data_dir, options.minutes, options.archive)
     except UserError as error:
         sys.exit(f"experiments.run: {error}")
+    except InterruptedRunError:
+        sys.exit("experiments.run: stopped; the same command goes on, beginning with the run that was cut")
 
 
 if __name__ == "__main__":

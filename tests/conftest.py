@@ -50,6 +50,11 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest test begins first; begun last, it would leave the other worker without work for a minute."""
+    items.sort(key=lambda item: item.name != "test_the_commands_work_as_they_stand")
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """What was not run is said where nobody can overlook it."""
     for report in terminalreporter.stats.get("skipped", []):

@@ -38,8 +38,8 @@ def test_the_commands_work_as_they_stand(tmp_path: Path, environment: dict[str, 
     """The hub is played by a server on loopback, and texts/ by a file of ours."""
     assert len(commands()) >= 10
     (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "some.txt").write_text("<|endoftext|>\n".join(f"{story}\n" * 4 for story in STORIES[:400]))
-    with serving({"roneneldan/TinyStories": {"data/train-00000-of-00001.parquet": parquet(STORIES)}}) as hub:
+    (tmp_path / "texts" / "some.txt").write_text("<|endoftext|>\n".join(f"{story}\n" * 4 for story in STORIES[:200]))
+    with serving({"roneneldan/TinyStories": {"data/train-00000-of-00001.parquet": parquet(STORIES[:600])}}) as hub:
         for command in commands():
             started = time.perf_counter()
             result = subprocess.run(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oelm import specs, variants
 from oelm.errors import UserError
 from oelm.model.orthogonal import DRAW
-from oelm.specs import Side, Variant, When
+from oelm.specs import Share, Side, Variant, When
 
 TRAINED = When("trained")
 
@@ -21,6 +21,7 @@ whens |= st.builds(
     When, kind=st.sampled_from(["freeze", "thaw"]), number=shares, last=st.none() | shares, percent=st.just(True)
 )
 whens |= st.builds(When, kind=st.just("every"), number=st.integers(2, 10**9))
+ranks = st.integers(0, 64) | st.integers(1, 99_999).map(lambda thousandths: Share(thousandths / 1000))
 sides = st.builds(
     Side,
     source=st.sampled_from(sorted(specs.SOURCES)),
@@ -30,8 +31,8 @@ sides = st.builds(
     thin=st.just(1),
     shift=st.integers(0, 8),
     core=st.booleans(),
-    lowrank=st.integers(0, 64),
-    residual=st.integers(0, 64),
+    lowrank=ranks,
+    residual=ranks,
     gain=st.booleans(),
     bias=st.booleans(),
     temperature=st.booleans(),
@@ -46,6 +47,12 @@ def test_every_variant_survives_being_written_and_read(q: Side, k: Side) -> None
     assume(q == k or not (q.is_nothing or k.is_nothing))
     variant = Variant(q, k)
     assert variants.parse(str(variant)) == variant
+
+
+def test_a_rank_may_grow_with_the_model() -> None:
+    side = variants.parse("headwise+lowrank(6.25%)+residual(3)").q
+    assert [side.rank("lowrank", width) for width in (8, 64, 512)] == [1, 4, 32]  # never none at all
+    assert [side.rank("residual", width) for width in (8, 512)] == [3, 3]
 
 
 def test_parts_may_stand_in_any_order_and_are_written_in_one() -> None:
@@ -64,7 +71,7 @@ def test_every_part_says_how_it_is_written() -> None:
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("oelm_v3x", "did you mean oelm_v2"),
+        ("oelm_v3x", "did you mean oelm_v3"),
         ("headwise+lowrnk(3)", "unknown part 'lowrnk(3)'; did you mean lowrank? there are +trained, +freeze(STEP)"),
         ("headwise+trained+trained", "says when it trains twice"),
         ("headwise+shift+shift(2)", "says shift twice"),
@@ -74,7 +81,9 @@ def test_every_part_says_how_it_is_written() -> None:
         ("normal+thaw(100%)", "takes a step from 1, a share of the run from 1% to 99%"),
         ("normal+every(50%)", "takes a whole number"),
         ("normal+freeze", "takes a step"),
-        ("headwise+lowrank", "takes a whole number from 1 to"),
+        ("headwise+lowrank", "takes a rank from 1 to 65,536, or a share"),
+        ("headwise+lowrank(0%)", "takes a rank from 1 to 65,536, or a share"),
+        ("headwise+lowrank(100%)", "takes a rank from 1 to 65,536, or a share"),
         ("headwise+heads(100%)", "takes a share from 1% to 99%"),
         ("headwise+layers(5-2)", "takes a layer"),
         ("headwise+gain(2)", "takes nothing in brackets"),

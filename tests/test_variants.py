@@ -3,7 +3,9 @@
 import pytest
 
 from oelm import variants
+from oelm.config import RunConfig
 from oelm.errors import UserError
+from oelm.model.cost import trained_share
 from oelm.specs import Side, Variant, When
 
 TRAINED = When("trained")
@@ -47,3 +49,28 @@ def test_what_is_offered_for_a_wrong_variant_can_be_had() -> None:
     assert {"shuffle", "identity", "headwise", "baseline"} <= set(offered)
     for name in offered:
         variants.parse(name)
+
+
+@pytest.mark.parametrize(
+    ("variant", "baseline", "extras"),
+    [
+        ("oelm_v2", "baseline", []),
+        ("headwise+lowrank(4)+core+gain+temperature", "baseline", []),  # a trained matrix contains all of these
+        ("thin_keys", "baseline", []),
+        ("oelm_v3", "baseline_shift", ["shift"]),
+        ("zero+residual(3)+bias", "normal+trained+residual(3)+bias", ["residual", "bias"]),
+        ("baseline_shift", "baseline_shift", ["shift"]),
+    ],
+)
+def test_the_baseline_is_given_what_is_not_about_freezing(variant: str, baseline: str, extras: list[str]) -> None:
+    parsed = variants.parse(variant)
+    assert variants.name_of(variants.fair_baseline(parsed)) == baseline
+    assert variants.extras(parsed) == extras
+
+
+def test_v3_trains_an_eighth_of_q_and_k_and_its_lite_form_a_sixteenth() -> None:
+    shares = {
+        name: trained_share(RunConfig.make(preset="medium-512", model_type=name))
+        for name in ("oelm_v3", "oelm_v3_lite")
+    }
+    assert shares == {"oelm_v3": pytest.approx(0.125, abs=0.005), "oelm_v3_lite": pytest.approx(0.0625, abs=0.005)}

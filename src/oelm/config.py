@@ -30,9 +30,9 @@ class Model:
     """The network, and what is done to its Query and Key projections."""
 
     model_type: str = "baseline"
-    """Variant: baseline, oelm_v2, oelm_random, oelm_global, oelm_matched, orthogonal_trainable, oelm_shuffle,
-    identity_q, thin_keys, or a spec such as "headwise+lowrank(32)+shift", "q=headwise,k=normal+trained" or
-    "normal+freeze(3000)"."""
+    """Variant: baseline, baseline_shift, oelm_v3, oelm_v3_lite, oelm_v2, oelm_random, oelm_global, oelm_matched,
+    orthogonal_trainable, oelm_shuffle, identity_q, thin_keys, or a spec such as "headwise+lowrank(32)+shift",
+    "q=headwise,k=normal+trained" or "normal+freeze(3000)"."""
     preset: str = "nano"
     """A named size that sets the fields below: nano, mini or medium-512."""
     vocab_size: int = 0
@@ -356,7 +356,7 @@ def _check_variant(config: RunConfig) -> None:
             raise wrong(f"layer {side.layers[1]} is beyond the last one, {layers - 1}")
         if side.heads < 100 and not 0 < round(side.heads / 100 * heads) < heads:
             raise wrong(f"{side.heads} % of {heads} heads is {'all' if side.heads > 50 else 'none'} of them")
-        if (rank := max(side.lowrank, side.residual)) > config.d_model:
+        if (rank := max(side.rank(name, config.d_model) for name in ("lowrank", "residual"))) > config.d_model:
             raise wrong(f"a correction of rank {rank} is wider than the model, {config.d_model}")
         if side.when.kind == "every" and side.when.number >= config.max_steps:
             raise wrong(f"of {config.max_steps:,} steps, {side.when} would update it in the first alone")

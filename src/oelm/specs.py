@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +79,22 @@ class When:
 
 
 @dataclass(frozen=True)
+class Share:
+    """So many percent of the model's width."""
+
+    percent: float
+
+    def of(self, width: int) -> int:
+        return max(1, round(self.percent / 100 * width))
+
+    def __str__(self) -> str:
+        return f"{self.percent:g}%"
+
+
+Rank = int | Share  # of a correction
+
+
+@dataclass(frozen=True)
 class Side:
     """What happens to one of the two projections. The fields after `when` are the parts of the same names."""
 
@@ -88,8 +105,8 @@ class Side:
     thin: int = 1
     shift: int = 0
     core: bool = False
-    lowrank: int = 0
-    residual: int = 0
+    lowrank: Rank = 0
+    residual: Rank = 0
     gain: bool = False
     bias: bool = False
     temperature: bool = False
@@ -119,6 +136,11 @@ class Side:
     def corrected(self) -> bool:
         """Whether anything besides the matrix trains in it."""
         return any(getattr(self, name) != PLAIN[name] for name in CORRECTIONS)
+
+    def rank(self, correction: str, width: int) -> int:
+        """How wide its lowrank or residual is in a model of some width; 0 without one."""
+        rank: Rank = getattr(self, correction)
+        return rank.of(width) if isinstance(rank, Share) else rank
 
     def in_layer(self, layer: int, layers: int) -> Side:
         """The same side as it is in one of a model's layers: outside of `layers`, it trains."""
@@ -180,6 +202,14 @@ def _whole(least: int, most: int, default: int | None = None) -> Callable[[str |
     return read
 
 
+def _rank(argument: str | None) -> Rank:
+    if re.fullmatch(r"\d{1,2}(\.\d{1,3})?%", argument or "") and float((argument or "").rstrip("%")):
+        return Share(float((argument or "").rstrip("%")))
+    with suppress(ValueError):
+        return _whole(1, 65536)(argument)
+    raise ValueError("takes a rank from 1 to 65,536, or a share of the model's width such as 6.25%")
+
+
 def _percent(argument: str | None) -> int:
     if not re.fullmatch(r"[1-9]\d?%", argument or ""):
         raise ValueError("takes a share from 1% to 99%")
@@ -222,8 +252,12 @@ PARTS: dict[str, tuple[Callable[[str | None], Any], str, str]] = {
     "thin": (_whole(2, 1024), "thin(4)", "heads of Q and K are that much narrower"),
     "shift": (_whole(1, 8, default=1), "shift", "it reads a trained mix of a token and the one before (shift(3): 3)"),
     "core": (_flag, "core", "a trained d_head × d_head matrix per head, after it"),
-    "lowrank": (_whole(1, 65536), "lowrank(32)", "a trained matrix of low rank beside it"),
-    "residual": (_whole(1, 65536), "residual(32)", "a trained layer with a GELU beside it, so wide"),
+    "lowrank": (
+        _rank,
+        "lowrank(32)",
+        "a trained matrix of that rank beside it (lowrank(6.25%): a sixteenth of d_model)",
+    ),
+    "residual": (_rank, "residual(32)", "a trained layer with a GELU beside it, so wide"),
     "gain": (_flag, "gain", "a trained factor per channel"),
     "bias": (_flag, "bias", "a trained addend per channel"),
     "temperature": (_flag, "temperature", "a trained factor per head"),
@@ -247,7 +281,8 @@ def _written(side: Side) -> Iterator[str]:
         elif name == "layers":
             yield f"layers({value[0]}-{value[1]})" if value[0] < value[1] else f"layers({value[0]})"
         else:
-            yield f"{name}({value:.12g}{'%' if name == 'heads' else ''})"
+            number = f"{value:.12g}" if isinstance(value, float) else str(value)
+            yield f"{name}({number}{'%' if name == 'heads' else ''})"
 
 
 def _parse_side(spec: str, whole: str, names: Iterable[str]) -> Side:

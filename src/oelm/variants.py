@@ -8,6 +8,7 @@ written in one grammar for flags, YAML, folder names and tables, a source and th
     q=headwise,k=normal+trained         only Q frozen
     normal+freeze(3000)                 trained, and frozen from step 3,000 on
     headwise+lowrank(32)+shift          frozen, with a trained correction of rank 32, reading a mix of two tokens
+    headwise+lowrank(6.25%)             a correction whose rank is a sixteenth of the model's width
 
 V, the output projection, the feed-forward layers, norms and embeddings train in every variant.
 """
@@ -15,10 +16,13 @@ V, the output projection, the feed-forward layers, norms and embeddings train in
 from __future__ import annotations
 
 from oelm import specs
-from oelm.specs import Variant
+from oelm.specs import Side, Variant, When
 
 NAMED = {
     "baseline": "normal+trained",
+    "baseline_shift": "q=normal+trained,k=normal+trained+shift",
+    "oelm_v3": "q=headwise+lowrank(6.25%),k=headwise+shift+lowrank(6.25%)",
+    "oelm_v3_lite": "q=headwise+lowrank(3.125%),k=headwise+shift+lowrank(3.125%)",
     "oelm_v2": "headwise",
     "oelm_random": "normal",
     "oelm_global": "global",
@@ -31,6 +35,9 @@ NAMED = {
 
 TITLES = {
     "baseline": "Baseline",
+    "baseline_shift": "Baseline with shift",
+    "oelm_v3": "OELM-v3",
+    "oelm_v3_lite": "OELM-v3 lite",
     "oelm_v2": "OELM-Freeze",
     "oelm_random": "OELM-Random",
     "oelm_global": "OELM-Global",
@@ -40,6 +47,10 @@ TITLES = {
     "identity_q": "Identity Q",
     "thin_keys": "Thin keys",
 }
+
+
+# What a trained matrix does not contain already, as it does a correction of low rank, a core, a gain or a temperature.
+EXTRAS = ("shift", "residual", "bias")
 
 
 def parse(text: str) -> Variant:
@@ -57,3 +68,17 @@ def title(text: str) -> str:
     """How a variant is shown to people, whichever way it was written."""
     name = name_of(parse(text))
     return TITLES.get(name, name)
+
+
+def fair_baseline(variant: Variant) -> Variant:
+    """The baseline with all that a variant has besides freezing and its repair; without, its gap would be flattered."""
+
+    def fair(side: Side) -> Side:
+        return Side("normal", When("trained"), **{part: getattr(side, part) for part in EXTRAS})
+
+    return Variant(fair(variant.q), fair(variant.k))
+
+
+def extras(variant: Variant) -> list[str]:
+    """The parts that a variant shares with its fair baseline, and the plain baseline lacks."""
+    return [part for part in EXTRAS if any(getattr(side, part) for side in variant.sides.values())]

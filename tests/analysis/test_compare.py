@@ -71,6 +71,29 @@ def test_the_gap_is_paired_by_seed_in_log_perplexity(train: Callable[..., RunFol
     assert not any("one seed" in warning for warning in comparison.warnings)
 
 
+def test_a_variant_with_a_shift_is_held_against_a_baseline_that_has_it_too(train: Callable[..., RunFolder]) -> None:
+    baseline, v3 = train("baseline"), train("oelm_v3")
+    (lacking,) = [note for note in compare([baseline, v3]).warnings if "shift" in note]
+    assert "OELM-v3 has shift, which its baseline lacks" in lacking
+    assert "train baseline_shift, too" in lacking
+    shifted = train("baseline_shift")
+    comparison = compare([baseline, shifted, v3])
+    plain, other, judged = comparison.rows
+    assert judged.gap is not None
+    assert judged.gap.mean == pytest.approx(loss_of(v3) - min(loss_of(baseline), loss_of(shifted)))
+    better = min([plain, other], key=lambda row: row.loss.mean).title
+    held = f"OELM-v3 is held against the better of the baselines with and without shift: {better}"
+    assert held in comparison.warnings
+    assert (plain.verdict, other.verdict) == ("–", "–")
+    assert other.gap is not None  # to the plain one
+    named = (
+        compare([baseline, shifted, v3], Measure(baseline="baseline")).rows[2],
+        compare([baseline, shifted, v3], Measure(baseline="oelm_v3")),
+    )
+    assert named[0].gap == judged.gap
+    assert [row.gap is None for row in named[1].rows] == [False, False, True]
+
+
 def test_one_seed_is_said_to_be_one_seed(train: Callable[..., RunFolder]) -> None:
     comparison = compare([train("baseline"), train("oelm_v2")])
     assert comparison.rows[1].verdict == "one seed only"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -70,6 +74,35 @@ def test_what_is_kept_of_another_matrix_is_not_taken_for_this_ones(
         run([matrix], tmp_path / "results", storybook.parent, minutes=60, archive=None)
 
 
+def test_whoever_stops_a_run_stops_them_all(storybook: Path, tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text(MATRIX.replace("max_steps: 8", "max_steps: 100000"))
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.run",
+        str(tmp_path / "m.yaml"),
+        "--results",
+        str(tmp_path / "results"),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(Path(experiments.__file__).parents[1])}
+    process = subprocess.Popen(
+        [*command, "--data-dir", str(storybook.parent)],
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = tmp_path / "outputs" / "study" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.terminate()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "the same command goes on" in said
+    assert not list((tmp_path / "results").rglob("manifest.json"))
+
+
 def test_what_fails_holds_up_nothing_else(
     storybook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,9 +137,10 @@ def test_a_rate_that_diverges_is_kept_as_such_and_not_tried_again(
 
 @pytest.mark.parametrize("matrix", sorted(Path(experiments.__file__).parent.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_matrices_of_the_study_are_sound(matrix: Path, tmp_path: Path) -> None:
-    for corpus in ("wiki", "reviews"):
+    for corpus in ("wiki", "reviews", "storybook"):
         (tmp_path / corpus).mkdir()
         (tmp_path / corpus / "meta.json").touch()
     for arm in read_matrix(matrix, tmp_path / "results", tmp_path):
         assert 0 <= trained_share(arm.config) <= 1.01
-        assert (arm.config.preset, arm.config.recipe, arm.config.final_split) == ("medium-512", "fair", "val")
+        assert arm.config.recipe == "fair"
+        assert len(arm.rates) > 1 or arm.config.final_split == "val"  # no search looks at the test split

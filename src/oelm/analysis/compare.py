@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from oelm import variants
-from oelm.analysis.fairness import Arm, listed, paired_gaps, refuse_other_tasks, warnings
+from oelm.analysis.fairness import Arm, listed, paired_gaps, refuse_other_tasks, unequal_extras, warnings
 from oelm.analysis.results import LeftOut, Result, by_task, read_result, read_results, without_trials
 from oelm.analysis.stats import CRITERION, Estimate, estimate, verdict
 from oelm.errors import UserError, is_number
 from oelm.runfolder import RunFolder
+from oelm.specs import Variant
 from oelm.wording import Said, aligned, formatted, memory, percent, perplexity, shown
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
@@ -34,7 +35,7 @@ class Row:
     step_ratio: float | None  # to the baseline's
     memory: float | None
     seconds_to_baseline: float | None  # until it was as good as the baseline in the end; None: never
-    is_baseline: bool = False  # at this or at another rate
+    is_baseline: bool = False  # at whatever rate, with whatever extras
 
     @property
     def model_type(self) -> str:
@@ -192,11 +193,12 @@ def compared(
 ) -> Comparison:
     """The comparison of results of one task; trials: how many were left out because they only looked for a rate."""
     arms = _arms(results)
-    baseline = strongest({title: list(arm.values()) for title, arm in arms.items()}, measure.baseline)
-    reference = arms[baseline] if baseline else {}
-    rows = [_row(title, arm, reference, measure) for title, arm in arms.items()]
-    said = warnings(results, arms, baseline)
-    if measure.baseline != "baseline" and baseline:
+    references = _references(arms, measure)
+    rows = [_row(title, arm, arms.get(references[title] or "", {}), measure) for title, arm in arms.items()]
+    said = warnings(results, arms, references)
+    if measure.baseline == "baseline":
+        said += unequal_extras(arms, references)
+    elif baseline := next(filter(None, references.values()), None):
         said.insert(0, Said("the baseline of this comparison is {title}", title=baseline))
     if trials:
         said.append(Said("{trials} runs that served to find a learning rate are not counted", trials=trials))
@@ -233,12 +235,33 @@ def _title(result: Result, siblings: Sequence[Result]) -> str:
     return f"{title} ({described})" if described else title
 
 
-def strongest(arms: Mapping[str, Sequence[Result]], variant: str) -> str | None:
-    """Of several arms of one variant the best: over the seeds that all of them have, or where there are none, over all.
+def _references(arms: Mapping[str, Arm], measure: Measure) -> dict[str, str | None]:
+    """What each arm is held against, by title."""
+    results = {title: list(arm.values()) for title, arm in arms.items()}
+    return {title: strongest(results, _fair_measures(arm[0].config.variant, measure)) for title, arm in results.items()}
+
+
+def _fair_measures(variant: Variant, measure: Measure) -> set[str]:
+    """The baselines that are fair to a variant: without what it has besides freezing, and with it."""
+    equal = variants.fair_baseline(variant)
+    if measure.baseline != "baseline" or variant == equal:
+        return {measure.baseline}
+    return {measure.baseline, variants.name_of(equal)}
+
+
+def _is_baseline(variant: Variant, measure: Measure) -> bool:
+    """Whether others are held against it, and it is not judged itself."""
+    if measure.baseline != "baseline":
+        return variants.name_of(variant) == measure.baseline
+    return variant == variants.fair_baseline(variant)
+
+
+def strongest(arms: Mapping[str, Sequence[Result]], among: Set[str]) -> str | None:
+    """Of the arms of these variants the best: over the seeds that all of them have, or where there are none, over all.
 
     However often a worse one was run: to be held against it would flatter.
     """
-    candidates = {title: arm for title, arm in arms.items() if arm[0].variant == variant}
+    candidates = {title: arm for title, arm in arms.items() if arm[0].variant in among}
     seeds = [{result.config.seed for result in arm} for arm in candidates.values()]
     common = set.intersection(*seeds) if seeds else set()
 
@@ -252,7 +275,7 @@ def strongest(arms: Mapping[str, Sequence[Result]], variant: str) -> str | None:
 def _row(title: str, arm: Arm, reference: Arm, measure: Measure) -> Row:
     gaps = paired_gaps(arm, reference)
     gap = estimate(gaps) if gaps and arm is not reference else None
-    is_baseline = next(iter(arm.values())).variant == measure.baseline
+    is_baseline = _is_baseline(next(iter(arm.values())).config.variant, measure)
     results = tuple(arm[seed] for seed in sorted(arm))
     step_time = _step_time(arm)
     return Row(

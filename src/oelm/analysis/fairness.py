@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from oelm import variants
 from oelm.analysis.results import Result
 from oelm.errors import UserError
 from oelm.wording import Said
@@ -27,21 +28,41 @@ def refuse_other_tasks(results: Sequence[Result]) -> None:
                 )
 
 
-def warnings(results: Sequence[Result], arms: Mapping[str, Arm], baseline: str | None) -> list[str]:
-    """Everything that a reader has to know about a comparison; arms by their titles, the baseline among them."""
-    reference = arms[baseline] if baseline else {}
-    others = {title: arm for title, arm in arms.items() if title != baseline}
+def warnings(results: Sequence[Result], arms: Mapping[str, Arm], references: Mapping[str, str | None]) -> list[str]:
+    """Everything that a reader has to know about a comparison; arms by their titles, with what each is held against."""
     said = [
-        "" if baseline else Said("no baseline among the runs: no gap can be given"),
+        "" if any(references.values()) else Said("no baseline among the runs: no gap can be given"),
         *_learning_rates(arms),
         _other_settings(results),
         Said("one seed per variant: no interval can be given, and small gaps mean nothing")
         if all(len(arm) == 1 for arm in arms.values())
         else "",
-        *(_unpaired(title, arm, reference) for title, arm in others.items() if reference),
+        *(
+            _unpaired(title, arms[title], arms[other])
+            for title, other in references.items()
+            if other not in (None, title)
+        ),
         _unequal_cost(arms),
     ]
     return [line for line in said if line]
+
+
+def unequal_extras(arms: Mapping[str, Arm], references: Mapping[str, str | None]) -> list[str]:
+    """What a variant has besides freezing, and whether the baseline that it is held against was given it, too."""
+    said: list[str] = []
+    for title, arm in arms.items():
+        variant = next(iter(arm.values())).config.variant
+        fair, more = variants.fair_baseline(variant), variants.extras(variant)
+        if not more or fair == variant:
+            continue
+        name = variants.name_of(fair)
+        if any(result.variant == name for other in arms.values() for result in other.values()):
+            better = "{title} is held against the better of the baselines with and without {extras}: {reference}"
+            said.append(Said(better, title=title, extras=more, reference=str(references[title])))
+        else:
+            flattered = "{title} has {extras}, which its baseline lacks, so its gap may flatter it; train {name}, too"
+            said.append(Said(flattered, title=title, extras=more, name=name))
+    return said
 
 
 def paired_gaps(arm: Arm, reference: Arm) -> list[float]:
@@ -58,8 +79,8 @@ def _learning_rates(arms: Mapping[str, Arm]) -> list[str]:
             title if "max_lr" in title else f"{title} {'/'.join(f'{r:g}' for r in rate)}"
             for title, rate in rates.items()
         ]
-        how = "the variants ran at different learning rates" if untuned else "learning rates, each the best of its grid"
-        said.append(Said(f"{how}: {{rates}}", rates=each))
+        different = Said("the variants ran at different learning rates: {rates}", rates=each)
+        said.append(different if untuned else Said("learning rates, each the best of its grid: {rates}", rates=each))
     if untuned:
         said.append(Said("learning rate not tuned for: {arms}", arms=untuned))
         said += [line for title in untuned if (line := _better_elsewhere(title, arms))]

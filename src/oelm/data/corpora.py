@@ -48,12 +48,22 @@ class HubCorpus:
     def documents(self) -> Documents:
         import datasets
 
+        self._ask_for_it()
         try:
             rows = datasets.load_dataset(self.path, self.name, split="train", revision=self.revision, streaming=True)
             yield from self.join(row["text"] for row in rows)
         # Network errors reach us as OSError, or as RuntimeError from a client closed by one; a dataset that is gone
         # or has changed its layout as ValueError.
         except (OSError, RuntimeError, ValueError) as error:
+            raise self._unreachable(error) from error
+
+    def _ask_for_it(self) -> None:
+        """Says at once that there is no such hub, or no such dataset on it: `datasets` tries for half a minute."""
+        import huggingface_hub
+
+        try:
+            huggingface_hub.HfApi().dataset_info(self.path, timeout=10)
+        except Exception as error:  # the hub's client has had several libraries beneath it, each with errors of its own
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: Exception) -> UserError:

@@ -1,6 +1,7 @@
 """Text from a model, token by token."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from oelm.model.gpt import GPT
@@ -28,7 +29,10 @@ def generate(
     model.eval()
     for _ in range(count):
         window = torch.tensor([tokens[-model.shape.seq_len :]], device=device)
-        logits = model(window)[0, -1, :vocab_size].float().cpu()
+        last = model.trunk(model.tokens(window))[
+            0, -1
+        ]  # only its logits are wanted, and most of a step's work are logits
+        logits = F.linear(last, model.tokens.weight[:vocab_size]).float().cpu()
         token = _draw(logits, temperature, top_k, generator)
         if token == stop:
             break

@@ -44,7 +44,7 @@ def shapes(side: Side, shape: Model) -> dict[str, tuple[int, ...]]:
     if side.core:
         sizes["core"] = (heads, key // heads, key // heads)
     for name in ACTIVATIONS:
-        if rank := getattr(side, name):
+        if rank := side.rank(name, width):
             sizes |= {f"{name}_down": (rank, width), f"{name}_up": (key, rank)}
     sizes |= {name: (key,) for name in ("gain", "bias") if getattr(side, name)}
     return sizes | ({"temperature": (heads,)} if side.temperature else {})

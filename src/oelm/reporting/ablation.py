@@ -30,7 +30,7 @@ def ablation(comparison: Comparison) -> tuple[Block, ...]:
 
 def _answer(comparison: Comparison, question: str, before: str, after: str) -> tuple[str, ...]:
     arms = {row.title: row.results for row in comparison.rows}
-    titles = {variant: strongest(arms, variant) for variant in (before, after)}
+    titles = {variant: strongest(arms, {variant}) for variant in (before, after)}
     missing = [variants.title(variant) for variant, title in titles.items() if title is None]
     first_title, second_title = (title or variants.title(variant) for variant, title in titles.items())
     pair = Said("{before} → {after}", before=first_title, after=second_title)

@@ -11,6 +11,8 @@ INK = "ink"  # the colour of the text around, light or dark
 # Okabe and Ito's colours, which the colour-blind tell apart, a little darker where white would swallow them.
 COLOURS = {
     "baseline": INK,
+    "baseline_shift": "#7d7d7d",
+    "oelm_v3": "#9b3fb5",
     "oelm_v2": "#0072b2",
     "oelm_random": "#d55e00",
     "oelm_matched": "#009e73",
