@@ -2,13 +2,15 @@
 
 A run of a few seconds is not worth a process of its own, whose start takes as long. Each run's folder is kept under
 experiments/results without its checkpoints; what is kept there is not run again. --minutes: begin nothing that would
-not be done by then; the same command goes on with the rest. --archive FILE.tar: all that is kept, after every run.
+not be done by then; the same command goes on with the rest. --part 1/2 and --part 2/2: two processes share the work, a
+variant each. --archive FILE.tar: all that is kept, after every run.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import math
 import shutil
 import sys
 import tarfile
@@ -29,7 +31,7 @@ from oelm.training.loop import fit
 from oelm.training.tuning import choice
 
 RESULTS = Path(__file__).parent / "results"
-SCRATCH = Path("outputs/study")
+SCRATCH = Path("outputs")
 KEPT = (
     *("config.yaml", "manifest.json", "metrics.jsonl", "evals.jsonl", "timing_stats.json", "freeze_audit.json"),
     *("status.json", "samples"),
@@ -37,24 +39,31 @@ KEPT = (
 SECONDS_TO_START = 30.0
 
 
-def run(matrices: Sequence[Path], results: Path, data_dir: Path, minutes: float, archive: Path | None) -> int:
+def run(
+    matrices: Sequence[Path],
+    results: Path,
+    data_dir: Path,
+    minutes: float = math.inf,
+    archive: Path | None = None,
+    part: tuple[int, int] = (1, 1),
+) -> int:
     """Runs what is not kept yet, and returns how many runs there was no time for, of those known so far."""
     until = time.monotonic() + 60 * minutes
-    arms = [arm for path in matrices for arm in read_matrix(path, results, data_dir)]
+    arms = [arm for path in matrices for arm in read_matrix(path, results, data_dir)][part[0] - 1 :: part[1]]
     check(arms)
+    scratch = RunFolder(SCRATCH / f"study-{part[0]}-of-{part[1]}")
     left, seconds_per_step = 0, 0.0
     for config in _todo(arms):
         if time.monotonic() + SECONDS_TO_START + config.max_steps * seconds_per_step > until:
             left += 1
             continue
-        folder = _train(config)
-        if folder is None:
-            left += 1
+        if _train(config, scratch):
+            seconds_per_step = max(seconds_per_step, float(scratch.timing()["median_step_time"]))
+            print(f"{config.run_folder.relative_to(results)}: {_outcome(scratch)}", flush=True)
         else:
-            seconds_per_step = max(seconds_per_step, float(folder.timing()["median_step_time"]))
-            print(f"{config.run_folder.relative_to(results)}: {_outcome(folder)}", flush=True)
-        if is_kept(SCRATCH):
-            keep(RunFolder(SCRATCH), config.run_folder)
+            left += 1
+        if is_kept(scratch.path):
+            keep(scratch, config.run_folder)
         if archive:
             _archive(results, archive)
     print(f"at least {left} runs are left, or failed" if left else "nothing is left to run", flush=True)
@@ -89,22 +98,24 @@ def is_kept(path: Path) -> bool:
     return folder.exists() and (folder.status()["state"] == "finished" or bool(folder.status().get("diverged")))
 
 
-def _train(config: RunConfig) -> RunFolder | None:
-    """A run in the scratch folder; None where it has failed: one that has diverged is kept, others are tried again."""
-    shutil.rmtree(SCRATCH, ignore_errors=True)
+def _train(config: RunConfig, scratch: RunFolder) -> bool:
+    """Whether a run has ended well; of the others, one that has diverged is kept, the rest are tried again."""
+    shutil.rmtree(scratch.path, ignore_errors=True)
     gc.collect()
     torch._dynamo.reset()  # or its limit of kinds of block would be met some day
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     try:
-        return fit(replace(config, out_dir=str(SCRATCH)), command=["python", "-m", "experiments.run", *sys.argv[1:]])
+        command = ["python", "-m", "experiments.run", *sys.argv[1:]]
+        fit(replace(config, out_dir=str(scratch.path)), command=command)
+        return True
     except InterruptedRunError:  # whoever stops this run means all of them
         raise
     except Exception as error:  # of whatever kind: the others are to be run all the same
         if not isinstance(error, RunFailedError):
             traceback.print_exc()
         print(f"{config.run_folder}: {error}", flush=True)
-        return None
+        return False
 
 
 def _outcome(folder: RunFolder) -> str:
@@ -132,16 +143,24 @@ def _archive(results: Path, archive: Path) -> None:
     scratch.replace(archive)
 
 
+def _part(text: str) -> tuple[int, int]:
+    number, separator, of = text.partition("/")
+    if not (separator and number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not like 1/2")
+    return int(number), int(of)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("matrices", nargs="+", type=Path)
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="where the prepared corpora are")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the runs are kept")
-    parser.add_argument("--minutes", type=float, default=10**6)
+    parser.add_argument("--minutes", type=float, default=math.inf)
+    parser.add_argument("--part", type=_part, default=(1, 1), metavar="K/N")
     parser.add_argument("--archive", type=Path)
     options = parser.parse_args()
     try:
-        run(options.matrices, options.results, options.data_dir, options.minutes, options.archive)
+        run(**vars(options))
     except UserError as error:
         sys.exit(f"experiments.run: {error}")
     except InterruptedRunError:

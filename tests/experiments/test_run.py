@@ -46,6 +46,8 @@ def test_what_is_kept_is_not_run_again_and_can_be_compared(
     matrix.write_text(MATRIX)
     assert run([matrix], results, storybook.parent, minutes=0, archive=None) == 4
     assert not list(tmp_path.rglob("manifest.json"))
+    assert run([matrix], results, storybook.parent, minutes=60, archive=archive, part=(2, 2)) == 0
+    assert {path.parent.parent.name for path in results.rglob("seed-1/manifest.json")} == {"oelm_v2"}
     assert run([matrix], results, storybook.parent, minutes=60, archive=archive) == 0
     comparison = compare(find_runs([results]))
     assert [(row.model_type, row.seeds) for row in comparison.rows] == [("baseline", (0, 1)), ("oelm_v2", (0, 1))]
@@ -92,7 +94,7 @@ def test_whoever_stops_a_run_stops_them_all(storybook: Path, tmp_path: Path) -> 
         stderr=subprocess.PIPE,
         text=True,
     )
-    metrics = tmp_path / "outputs" / "study" / "metrics.jsonl"
+    metrics = tmp_path / "outputs" / "study-1-of-1" / "metrics.jsonl"
     deadline = time.monotonic() + 60
     while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.05)
