@@ -1,4 +1,4 @@
-# make demo   train three small variants on the CPU and compare them
+# make demo   train four small variants on the CPU and compare them
 # make test   everything that is checked: ruff, mypy, pytest
 # Both first install what is missing into .venv. Another Python: make demo PYTHON=python3.12
 # make clean  remove what make installed and cached; data/ and outputs/ are yours and stay

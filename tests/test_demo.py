@@ -11,7 +11,7 @@ import pytest
 from matplotlib.image import imread
 
 from oelm import cli
-from oelm.demo import PROMPT, VARIANTS, _corpus, demo
+from oelm.demo import PROMPT, SAMPLED, VARIANTS, _corpus, demo
 from oelm.runfolder import find_runs
 
 
@@ -29,12 +29,12 @@ def test_the_demo_trains_compares_draws_and_samples_and_does_so_once(
 
     said = output()
 
-    for word in ("Baseline", "OELM-Freeze", "OELM-Random", "PPL ≤", "one seed only", "ms/step"):
+    for word in ("Baseline", "OELM-Freeze", "OELM-Random", "OELM-v3", "PPL ≤", "one seed only", "ms/step"):
         assert word in said
     for name in VARIANTS:
         assert (out / name / "seed-0" / "manifest.json").exists()
         assert f"{out / name / 'seed-0'}\n" in said
-    for name in VARIANTS[:2]:
+    for name in SAMPLED:
         sample = (out / name / "seed-0" / "samples" / "demo.txt").read_text()
         assert sample.startswith(PROMPT)
         assert sample in said
@@ -49,7 +49,7 @@ def test_the_demo_trains_compares_draws_and_samples_and_does_so_once(
 
     trained = written(out)
     again = output()
-    assert again.count("is finished already: nothing to do") == 3
+    assert again.count("is finished already: nothing to do") == len(VARIANTS)
     assert comparison(again) == comparison(said)
     assert written(out) == trained
     assert all(len(run.manifest()["sessions"]) == 1 for run in find_runs([out]))
@@ -63,7 +63,7 @@ def test_a_storybook_of_other_settings_also_does(storybook: Path, tmp_path: Path
 
 
 def comparison(said: str) -> str:
-    return said.partition("5. The comparison")[2].partition("A report on all of it")[0]
+    return said.partition("6. The comparison")[2].partition("A report on all of it")[0]
 
 
 def written(folder: Path) -> dict[Path, int]:

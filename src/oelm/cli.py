@@ -293,11 +293,11 @@ def probe(options: OmitArgPrefixes[Probe]) -> None:
 
 
 def demo(data_dir: str = "data", out_dir: str = "outputs/demo") -> None:
-    """Train three small variants on the built-in corpus and compare them: a few minutes on two cores.
+    """Train four small variants on the built-in corpus and compare them: a few minutes on two cores.
 
     Args:
         data_dir: Where prepared corpora are kept.
-        out_dir: Where the three run folders, the plot and the report go.
+        out_dir: Where the run folders, the plot and the report go.
     """
     from oelm.demo import demo as run
 
@@ -313,7 +313,7 @@ def _by_signature(verb: Callable[..., None], name: str = "") -> Callable[[list[s
 
 
 VERBS: dict[str, tuple[Callable[[list[str]], None], str]] = {
-    "demo": (_by_signature(demo), "train three small variants and compare them, from nothing, in minutes"),
+    "demo": (_by_signature(demo), "train four small variants and compare them, from nothing, in minutes"),
     "prepare": (_by_signature(prepare), "turn text into tokens: built-in, from the hub, or your own"),
     "info": (info, "say what a run would be: parameters, FLOPs, memory, what freezing saves"),
     "train": (train, "train one run, or go on with it"),

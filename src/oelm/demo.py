@@ -1,4 +1,4 @@
-"""`oelm demo`: from nothing to a comparison of three variants, on a CPU, in a few minutes."""
+"""`oelm demo`: from nothing to a comparison of four variants, on a CPU, in a few minutes."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ from oelm.sampling import Sampling, sample
 from oelm.training.loop import fit
 from oelm.variants import title
 
-VARIANTS = ("baseline", "oelm_v2", "oelm_random")
+VARIANTS = ("baseline", "oelm_v2", "oelm_random", "oelm_v3")
+SAMPLED = ("baseline", "oelm_v3")
 STEPS = 900
 LEARNING_RATE = 6e-3
 PROMPT = "One day, Nina"
 
 
 def demo(data_dir: str = "data", out_dir: str = "outputs/demo", steps: int = STEPS) -> None:
-    """Tells the storybook, trains three variants on it, compares them. What is done already is not done again."""
+    """Tells the storybook, trains four variants on it, compares them. What is done already is not done again."""
     print("1. The corpus: stories told from a seed")
     data = _corpus(Path(data_dir))
     print(f"   {data}\n")
-    folders = [_train(number, name, data, Path(out_dir), steps) for number, name in enumerate(VARIANTS, start=2)]
-    print("5. The comparison\n")
+    runs = {name: _train(number, name, data, Path(out_dir), steps) for number, name in enumerate(VARIANTS, start=2)}
+    folders = list(runs.values())
+    print(f"{len(runs) + 2}. The comparison\n")
     terminal.show(compare(folders))
     curves = validation_curves(folders, Path(out_dir) / "validation.png")
     print("\nThe run folders, with everything that was measured:")
     for folder in folders:
         print(f"   {folder.path}")
     print(f"The validation curves:\n   {curves}")
-    for folder in folders[:2]:
+    for folder in (runs[name] for name in SAMPLED):
         path = folder.path / "samples" / "demo.txt"
         text = path.read_text(encoding="utf-8") if path.exists() else sample(folder, Sampling(PROMPT, tokens=120))
         write_whole(path, text)
@@ -46,7 +48,7 @@ def demo(data_dir: str = "data", out_dir: str = "outputs/demo", steps: int = STE
 
 
 def _corpus(data_dir: Path) -> Path:
-    """The storybook; one that was prepared with other settings also does, for all three are trained on it."""
+    """The storybook; one that was prepared with other settings also does, for all of them are trained on it."""
     if is_corpus(data_dir / "storybook"):
         return data_dir / "storybook"
     with terminal.preparing("storybook") as on_progress:

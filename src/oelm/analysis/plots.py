@@ -17,10 +17,11 @@ def validation_curves(folders: Sequence[RunFolder], path: Path) -> Path:
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for folder in folders:
-        config = folder.config()
+    configs = [folder.config() for folder in folders]
+    several_seeds = len({config.seed for config in configs}) > 1
+    for folder, config in zip(folders, configs, strict=True):
         scores = [score for score in folder.scores() if not score["final"]]
-        label = variants.title(config.model_type) + (f", seed {config.seed}" if len(folders) > 3 else "")
+        label = variants.title(config.model_type) + (f", seed {config.seed}" if several_seeds else "")
         axes.plot([s["tokens_seen"] for s in scores], [s["ppl"] for s in scores], marker=".", label=label)
     axes.set(xlabel="tokens seen", ylabel="validation perplexity", yscale="log")
     axes.grid(alpha=0.3, which="both")
