@@ -12,7 +12,9 @@ from pathlib import Path
 from benchmarks.page import Rows, table
 
 from experiments.run import RESULTS
+from oelm import variants
 from oelm.analysis.compare import Comparison, compare_all
+from oelm.analysis.results import Result, read_results
 from oelm.probes import probe
 from oelm.probes.figure import draw
 from oelm.probes.options import Probe
@@ -28,6 +30,9 @@ Every figure here is made by `python -m experiments.page` from the run folders i
 but the weights. Gaps are in perplexity, paired by seed, with intervals of 95 %; `docs/method.md` says what each number
 means, and LOG.md what led nowhere.
 """
+
+# Until a model looks names up in earlier sentences, its perplexity on the storybook stays above this.
+LOOKS_BACK = 2.0
 
 # The matrices of the study, in the order in which they are told.
 STUDIES = {
@@ -48,6 +53,8 @@ def render() -> str:
         command = f"python -m experiments.run experiments/{name}.yaml"
         if folders := kept(name):
             pieces += study(name, title, command, compare_all(folders))
+            if name == "nano":
+                pieces += looking_back(read_results(folders)[0])
         else:
             missing.append(f"{title}: `{command}`")
     if PROBES.path.exists():
@@ -76,6 +83,29 @@ def study(name: str, title: str, command: str, comparisons: Sequence[Comparison]
         f"By `{command}`, {ran_on(comparisons)}. [The whole report]({REPORTS.name}/{name}.md) has the curves."
     )
     return pieces
+
+
+def looking_back(results: Sequence[Result]) -> list[str]:
+    """When each variant begins to use what came before the sentence, at each rate and seed."""
+    arms: dict[str, list[Result]] = {}
+    for result in sorted(results, key=lambda result: (result.config.trial, result.config.seed, result.config.max_lr)):
+        arms.setdefault(result.variant, []).append(result)
+    rows = []
+    for variant, arm in arms.items():
+        trials, counted = ([r for r in arm if r.config.trial is trial] for trial in (True, False))
+        steps = [", ".join(map(onset, group)) for group in (trials, counted)]
+        rows.append((variants.title(variant), *steps))
+    rates = ", ".join(f"{rate:g}" for rate in sorted({r.config.max_lr for r in results if r.config.trial}))
+    return [
+        "### When they begin to look back",
+        f"The step of the first validation below a perplexity of {LOOKS_BACK:g}: until a model looks names up in "
+        "earlier sentences, it stays above.",
+        plain(("variant", f"at the rates {rates}", "the seeds that count, at the best rate"), rows),
+    ]
+
+
+def onset(result: Result) -> str:
+    return next((f"{score['step']:,}" for score in result.scores if score["ppl"] < LOOKS_BACK), "never")
 
 
 def plain(headings: Sequence[str], rows: Rows) -> str:
