@@ -98,7 +98,7 @@ def test_identity_changes_with_what_changes_the_result_and_with_nothing_else() -
         ({"num_heads": 5}, r"--num_heads 5 does not divide --d_model 64; nearest head counts that do: 2, 4, 8"),
         ({"preset": "medium512"}, "did you mean medium-512"),
         ({"recipe": "fare"}, "did you mean fair"),
-        ({"model_type": "oelm_v1"}, "did you mean oelm_v2"),
+        ({"model_type": "oelm_vv2"}, "did you mean oelm_v2"),
         ({"positions": "rop"}, "did you mean rope"),
         ({"max_stesp": 5}, "did you mean max_steps"),
         ({"max_steps": 0}, "--max_steps 0 is out of range"),

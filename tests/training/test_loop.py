@@ -334,7 +334,7 @@ def test_a_full_disk_gets_one_line_and_keeps_what_was_saved(tiny: Tiny, tmp_path
 
 
 BAD_RUNS = {
-    "unknown variant": (["--model_type", "oelm_v9"], "did you mean oelm_v2"),
+    "unknown variant": (["--model_type", "oelm_vv2"], "did you mean oelm_v2"),
     "unknown preset": (["--preset", "nanoo"], "did you mean nano"),
     "heads that do not divide": (["--num_heads", "3"], "--num_heads 3 does not divide"),
     "steps out of range": (["--max_steps", "-5"], "--max_steps -5 is out of range"),
