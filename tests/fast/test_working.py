@@ -86,8 +86,7 @@ def test_compiled_as_the_graph_engine_does_it_gives_the_same_gradient(tiny: Tiny
     config = tiny(vocab_size=61, model_type=variant).resolved(61)
     inputs, targets, rows = map(torch.from_numpy, data_of(config).batch(0))
     plain, compiled = (Working(GPT(config, config.seed), config, torch.float32) for _ in range(2))
-    for block in compiled.model.blocks:
-        block.compile(dynamic=False, fullgraph=True)
+    compiled.compile(fullgraph=True)
     losses = [working.gradients(inputs, targets, rows, 1.0) for working in (plain, compiled)]
     torch.testing.assert_close(losses[1], losses[0])
     for ours, theirs in zip(compiled.gradient, plain.gradient, strict=True):
@@ -98,8 +97,7 @@ def test_a_block_is_compiled_once_for_all_layers(tiny: Tiny) -> None:
     """But for the first, to which nothing has been said yet; with dropout, whose masks differ from layer to layer."""
     config = tiny(vocab_size=61, num_layers=5, dropout=0.1).resolved(61)
     working, counter = Working(GPT(config, config.seed), config, torch.float32), CompileCounter()
-    for block in working.model.blocks:
-        block.compile(dynamic=False, backend=counter)
+    working.compile(backend=counter)
     inputs, targets, rows = map(torch.from_numpy, data_of(config).batch(0))
     working.gradients(inputs, targets, rows, 1.0)
     assert counter.frame_count == 2

@@ -11,6 +11,7 @@ import copy
 import math
 from collections.abc import Set
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,7 @@ from oelm.model.gpt import GPT, AddNorm, Block
 from oelm.model.projection import Projection
 
 MULTIPLE = 64  # rows of a matrix that several share, and of the vocabulary: what matrix units like
+KINDS = 64  # shapes and kinds of block that a process may compile, rather than fall back to eager ones without a word
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,18 @@ class Working:
         outs = [torch.zeros_like(t, dtype=whole) for t in self.flat.by_unit(self.flat.weights)[1:]]
         self.gradient: list[Tensor] = [torch.zeros_like(self._table), *outs]
         self.refresh()
+
+    def compile(self, **options: Any) -> None:
+        """Has the blocks compiled when they first run: once for all layers, since they are alike."""
+        from torch._dynamo import config as tracing  # here, for the import takes a second
+        from torch._functorch import config as differentiating
+
+        tracing.recompile_limit = max(KINDS, tracing.recompile_limit)
+        # Or every process would differentiate anew what has gradients of its own. The cache knows it by what was traced
+        # of both directions, so it notices a changed one; the operators beneath keep nothing to themselves.
+        differentiating.autograd_cache_allow_custom_autograd_functions = True
+        for block in self.model.blocks:
+            block.compile(dynamic=False, **options)
 
     @torch.no_grad()
     def refresh(self) -> None:

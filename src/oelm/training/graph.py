@@ -29,9 +29,6 @@ PLANNED_STEPS = 256  # at least the five that a rehearsal takes
 SCORED_TOKENS = 2**15
 RESIDENT_SHARE = 0.5  # of the free memory, at most, goes to the corpus
 
-# Shapes and kinds of block that a process may compile, rather than fall back to eager ones without a word.
-torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-
 
 class GraphEngine(Engine):
     name = "graph"
@@ -47,8 +44,7 @@ class GraphEngine(Engine):
     def _open(self) -> None:
         """Lays the model out for what trains of it now."""
         self._working = Working(self.model, self.config, self.precision)
-        for block in self._working.model.blocks:
-            block.compile(dynamic=False)  # once for all, since they are alike
+        self._working.compile()
         self._masks: dict[Resting, npt.NDArray[np.float32]] = {}
         factors = rate_factors(self.config, [unit.name for unit in self._working.flat.units])
         self._plan = Plan(self.config, self.batches, self.world.device, self._updated, list(factors.values()))
