@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,22 @@ def test_what_makes_step_times_unequal_is_said(train: Callable[..., RunFolder]) 
         "step times are not comparable: Baseline ran with engine eager, accumulation 1; "
         "OELM-Freeze ran with engine eager/graph, accumulation 4"
     )
+
+
+def test_runs_that_shared_a_device_are_said_to_have_done_so(train: Callable[..., RunFolder]) -> None:
+    one, other = train("baseline"), train("oelm_v2")
+    said = "step times are not comparable: some of the runs shared a device while they ran"
+    assert said not in compare([one, other]).warnings  # one after the other
+
+    def last_an_hour(folder: RunFolder, host: str) -> None:
+        status = {**folder.status(), "heartbeat": time.time() + 3600, "host": host}
+        (folder.path / "status.json").write_text(json.dumps(status))
+
+    last_an_hour(one, "here")
+    last_an_hour(other, "here")
+    assert said in compare([one, other]).warnings
+    last_an_hour(other, "elsewhere")
+    assert said not in compare([one, other]).warnings
 
 
 def test_seeds_without_a_partner_are_named(train: Callable[..., RunFolder]) -> None:

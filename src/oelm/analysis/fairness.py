@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from oelm import variants
 from oelm.analysis.results import Result
@@ -43,6 +44,7 @@ def warnings(results: Sequence[Result], arms: Mapping[str, Arm], references: Map
             if other not in (None, title)
         ),
         _unequal_cost(arms),
+        _shared_device(results),
     ]
     return [line for line in said if line]
 
@@ -142,6 +144,18 @@ def _unequal_cost(arms: Mapping[str, Arm]) -> str:
 
     ran = [Said("{title} ran with {what}", title=title, what=described(title)) for title in arms]
     return Said("step times are not comparable: {ran}", ran=ran)
+
+
+def _shared_device(results: Sequence[Result]) -> str:
+    """Whether runs were on one device at one time, and slowed each other down."""
+    sessions: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for result in results:
+        sessions.setdefault(result.device, []).append(result.last_session)
+    for of_one in sessions.values():
+        # The beginning of a session is noted in whole seconds.
+        if any(begun + 1 < ended for (_, ended), (begun, _) in pairwise(sorted(of_one))):
+            return Said("step times are not comparable: some of the runs shared a device while they ran")
+    return ""
 
 
 def _values(what: str, arm: Arm) -> set[str]:

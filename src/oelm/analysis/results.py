@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from oelm import variants
@@ -28,6 +29,7 @@ class Result:
     final: dict[str, Any]
     scores: list[dict[str, Any]]  # the validations on the way
     timing: dict[str, Any]
+    status: dict[str, Any]
 
     @property
     def loss(self) -> float:
@@ -54,6 +56,20 @@ class Result:
         value = self.timing.get("peak_memory_bytes")
         return float(value) if isinstance(value, int | float) else None
 
+    @property
+    def device(self) -> tuple[str, str]:
+        """The host that the run was last on, and which of its devices."""
+        return self.status["host"], str(self.status.get("device"))
+
+    @property
+    def last_session(self) -> tuple[float, float]:
+        """When its last session began and ended, in seconds; where a run has not noted it, one of no length."""
+        ended = float(self.status["heartbeat"])
+        try:
+            return datetime.strptime(self.manifest["sessions"][-1]["started"], "%Y-%m-%dT%H:%M:%S%z").timestamp(), ended
+        except (LookupError, TypeError, ValueError):
+            return ended, ended
+
     def seconds_to(self, loss: float) -> float | None:
         """How long the run took, all in all, until a validation on the way was as good as this."""
         return next((score["elapsed"] for score in self.scores if score["loss"] <= loss), None)
@@ -76,8 +92,8 @@ class Result:
 
 
 def read_result(folder: RunFolder) -> Result:
-    (config, manifest), scores, state = folder.identified(), folder.scores(), folder.status()["state"]
-    if state != "finished":
+    (config, manifest), scores, status = folder.identified(), folder.scores(), folder.status()
+    if (state := status["state"]) != "finished":
         raise UserError(Said(UNFINISHED, path=folder.path, state=state))
     final = next((score for score in reversed(scores) if score["final"]), None)
     if final is None:
@@ -89,7 +105,7 @@ def read_result(folder: RunFolder) -> Result:
     timing = folder.timing()
     if not timing["median_step_time"] > 0:
         raise UserError(f"{folder.path}/timing_stats.json is damaged: no step takes no time; leave the run out")
-    return Result(folder, config, manifest, final, [score for score in scores if not score["final"]], timing)
+    return Result(folder, config, manifest, final, [score for score in scores if not score["final"]], timing, status)
 
 
 @dataclass(frozen=True)

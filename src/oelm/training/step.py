@@ -275,9 +275,8 @@ def build_optimizer(model: GPT, config: RunConfig) -> torch.optim.AdamW:
         betas=(config.beta1, config.beta2),
         fused=True,
     )
-    for (
-        parameter
-    ) in trained.values():  # as PyTorch would at the first step; here from the start, so that it can be loaded into
+    # As PyTorch would at the first step; here from the start, so that a checkpoint can be loaded into it.
+    for parameter in trained.values():
         optimizer.state[parameter] = {
             "step": torch.zeros((), device=parameter.device),
             "exp_avg": torch.zeros_like(parameter),
