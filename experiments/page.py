@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.page import Rows, table
-
 from experiments.run import RESULTS
 from oelm import variants
 from oelm.analysis.compare import Comparison, compare_all
@@ -18,6 +17,7 @@ from oelm.analysis.results import Result, read_results
 from oelm.probes import probe
 from oelm.probes.figure import draw
 from oelm.probes.options import Probe
+from oelm.reporting.ablation import ablation
 from oelm.reporting.report import report
 from oelm.runfolder import RunFolder, find_runs, read_json
 
@@ -78,11 +78,17 @@ def study(name: str, title: str, command: str, comparisons: Sequence[Comparison]
             plain(*comparison.quality),
             plain(*comparison.cost),
             "\n".join(f"- {note.removeprefix('note: ')}" for note in comparison.notes),
+            *taken_apart(comparison),
         ]
     pieces.append(
         f"By `{command}`, {ran_on(comparisons)}. [The whole report]({REPORTS.name}/{name}.md) has the curves."
     )
     return pieces
+
+
+def taken_apart(comparison: Comparison) -> list[str]:
+    (answers,) = ablation(comparison)
+    return ["### Taken apart", plain(answers.headings, answers.rows), answers.note]
 
 
 def looking_back(results: Sequence[Result]) -> list[str]:

@@ -1,7 +1,6 @@
 """The documents say what the result files say."""
 
 from benchmarks import page
-
 from experiments import page as results
 
 

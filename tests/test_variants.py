@@ -74,3 +74,21 @@ def test_v3_trains_an_eighth_of_q_and_k_and_its_lite_form_a_sixteenth() -> None:
         for name in ("oelm_v3", "oelm_v3_lite")
     }
     assert shares == {"oelm_v3": pytest.approx(0.125, abs=0.005), "oelm_v3_lite": pytest.approx(0.0625, abs=0.005)}
+
+
+@pytest.mark.parametrize(
+    ("variant", "source", "control"),
+    [
+        ("headwise+lowrank(4)", "zero", "zero+lowrank(4)"),
+        ("oelm_v3", "matched", "q=matched+lowrank(6.25%),k=matched+shift+lowrank(6.25%)"),
+        ("q=headwise+residual(4),k=normal+trained", "identity", "q=identity+residual(4),k=normal+trained"),
+        ("headwise+gain", "zero", None),  # a gain of nothing
+        ("headwise+lowrank(4)+core", "zero", None),
+        ("headwise", "zero", None),  # not corrected
+        ("headwise+trained+lowrank(4)", "zero", None),  # not frozen
+        ("baseline", "zero", None),
+    ],
+)
+def test_a_correction_can_be_put_over_another_source(variant: str, source: str, control: str | None) -> None:
+    put = variants.over(variants.parse(variant), source)
+    assert (put and str(put)) == (control and str(variants.parse(control)))

@@ -15,6 +15,8 @@ V, the output projection, the feed-forward layers, norms and embeddings train in
 
 from __future__ import annotations
 
+import dataclasses
+
 from oelm import specs
 from oelm.specs import Side, Variant, When
 
@@ -82,3 +84,12 @@ def fair_baseline(variant: Variant) -> Variant:
 def extras(variant: Variant) -> list[str]:
     """The parts that a variant shares with its fair baseline, and the plain baseline lacks."""
     return [part for part in EXTRAS if any(getattr(side, part) for side in variant.sides.values())]
+
+
+def over(variant: Variant, source: str) -> Variant | None:
+    """A corrected variant with another source in the place of its frozen orthogonal one; None where it has no such."""
+    sides = [variant.q, variant.k]
+    if not any(side.source == "headwise" and not side.when.ever and side.corrected for side in sides):
+        return None
+    q, k = (dataclasses.replace(side, source=source) if side.source == "headwise" else side for side in sides)
+    return None if specs.senseless(q) or specs.senseless(k) else Variant(q, k)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from benchmarks.prepare import peak_memory
 
+from benchmarks.prepare import peak_memory
 from oelm.data import corpora
 from oelm.errors import UserError
 

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from experiments.run import run
 
 import experiments
+from experiments.run import run
 from oelm import variants
 from oelm.analysis.compare import compare
 from oelm.config import RunConfig

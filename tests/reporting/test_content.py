@@ -65,7 +65,6 @@ def test_one_seed_gets_no_verdict(runs: list[RunFolder]) -> None:
 def test_the_ablation_pairs_by_seed_and_names_what_is_missing(runs: list[RunFolder]) -> None:
     comparison = compare(runs)
     (table,) = ablation(comparison)
-    assert isinstance(table, Table)
     answers = {row[0]: row for row in table.rows}
     gap = comparison.rows[1].gap
     assert gap is not None
@@ -73,6 +72,26 @@ def test_the_ablation_pairs_by_seed_and_names_what_is_missing(runs: list[RunFold
     assert answers["what freezing costs"][-1] == "open: no finished run of Orthogonal, trained"
     assert answers["what orthogonality brings"][-1] == "open: no finished run of OELM-Matched"
     assert answers["what scale brings"][-1] == "open: no finished run of OELM-Random, OELM-Matched"
+
+
+def test_a_correction_is_held_against_itself_over_nothing(
+    runs: list[RunFolder], storybook: Path, tmp_path: Path
+) -> None:
+    """And where that was not run, it says so; over other things, where it was run."""
+
+    def answers(*names: str) -> dict[str, tuple[str, ...]]:
+        for name in names:
+            fit(RunConfig.make(**SMALL, model_type=name, out_dir=tmp_path / name, data_path=storybook))
+        (table,) = ablation(compare([run for run in runs if run.config().seed == 0] + find_runs([tmp_path])))
+        return {row[1]: row for row in table.rows if "under its correction" in row[0]}
+
+    question, pair = "what the frozen matrix brings under its correction", "zero+lowrank(2) → headwise+lowrank(2)"
+    assert answers("headwise+lowrank(2)") == {pair: (question, pair, "–", "open: no finished run of zero+lowrank(2)")}
+    found = answers("zero+lowrank(2)", "matched+lowrank(2)")
+    assert set(found) == {pair, "matched+lowrank(2) → headwise+lowrank(2)"}
+    losses = {run.config().model_type: run.scores()[-1]["loss"] for run in find_runs([tmp_path])}
+    gap = losses["headwise+lowrank(2)"] - losses["zero+lowrank(2)"]
+    assert found[pair][2] == f"{100 * math.expm1(gap):+.1f} %"
 
 
 def test_perplexity_on_the_way_is_the_mean_over_the_seeds(said: Report, runs: list[RunFolder]) -> None:

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from benchmarks.folders import make_runs
 
+from benchmarks.folders import make_runs
 from oelm.runfolder import RunFolder, read_json, write_json
 from oelm.runs import attempts
 from oelm.runs.overview import overviews

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.folders import make_runs
 
+from benchmarks.folders import make_runs
 from oelm.runs import listing
 from oelm.runs.matrix import EXPERIMENTS, TUNING
 from oelm.runs.overview import overviews

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from benchmarks.folders import make_runs
 
+from benchmarks.folders import make_runs
 from oelm.errors import UserError
 from oelm.runfolder import RunFolder, write_json
 from oelm.runs import log

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.folders import make_runs
 
+from benchmarks.folders import make_runs
 from oelm.config import RunConfig
 from oelm.runfolder import DEAD_AFTER_SECONDS, RunFolder, line_at, write_json
 from oelm.runs.overview import Overview, Reader, overviews

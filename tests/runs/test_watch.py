@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.folders import make_runs
 
+from benchmarks.folders import make_runs
 from oelm.runfolder import write_json
 from oelm.runs import screen, table
 from oelm.runs.keyboard import Keyboard, keys_in

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.runs import train
 from safetensors.torch import load_file
 
+from benchmarks.runs import train
 from oelm.config import RunConfig
 from oelm.runfolder import RunFolder, read_lines
 from oelm.training import audit

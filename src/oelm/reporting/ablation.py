@@ -1,12 +1,15 @@
-"""The ablation taken apart: what freezing costs, what orthogonality brings, what scale brings."""
+"""The ablation taken apart: what freezing costs, what orthogonality brings, what scale brings, and under a correction
+whether the frozen matrix brings anything at all."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from oelm import variants
 from oelm.analysis.compare import Comparison, gap_with_interval, strongest
 from oelm.analysis.fairness import paired_gaps
 from oelm.analysis.stats import Estimate, estimate
-from oelm.reporting.blocks import Block, Table
+from oelm.reporting.blocks import Table
 from oelm.wording import Said
 
 # A question, and the two variants that differ in nothing else.
@@ -16,16 +19,33 @@ QUESTIONS = (
     ("what orthogonality brings", "oelm_matched", "oelm_v2"),
     ("what scale brings", "oelm_random", "oelm_matched"),
 )
+# What may stand under a correction instead of the frozen orthogonal matrix.
+CONTROLS = (
+    ("what the frozen matrix brings under its correction", "zero"),
+    ("what orthogonality brings under its correction", "matched"),
+    ("what mixing the channels brings under its correction", "identity"),
+)
+DECISIVE = "zero"  # where nobody has run it, that is said
 NOTE = (
     "The change of perplexity from the first variant to the second, paired by seed, with its 95 % interval and p, the "
     "chance of a difference this large if there were none. They are not corrected for being several."
 )
 
 
-def ablation(comparison: Comparison) -> tuple[Block, ...]:
+def ablation(comparison: Comparison) -> tuple[Table]:
     """A row per question; where a run is missing, it says which."""
-    rows = [_answer(comparison, *question) for question in QUESTIONS]
+    rows = [_answer(comparison, *question) for question in (*QUESTIONS, *_controls(comparison))]
     return (Table(("question", "from → to", "change of PPL", "answer"), rows, NOTE),)
+
+
+def _controls(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
+    """For every corrected variant, its correction over something else, as a question like the others."""
+    ran = dict.fromkeys(row.model_type for row in comparison.rows)
+    for question, source in CONTROLS:
+        for name in ran:
+            control = variants.over(variants.parse(name), source)
+            if control and (source == DECISIVE or variants.name_of(control) in ran):
+                yield question, variants.name_of(control), name
 
 
 def _answer(comparison: Comparison, question: str, before: str, after: str) -> tuple[str, ...]:

@@ -1,0 +1,47 @@
+"""The page of results says what the kept runs say, and what has not been run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from experiments import page
+from experiments.run import run
+from oelm.analysis.compare import compare_all
+from oelm.runfolder import find_runs
+
+MATRIX = """variants: [baseline, oelm_v2, headwise+lowrank(2), zero+lowrank(2)]
+learning_rates: [1e-3, 1e-2]
+seeds: 2
+settings:
+  {d_model: 16, seq_len: 16, num_layers: 1, batch_size: 4, max_steps: 4, val_tokens: 512, log_interval: 2, device: cpu}
+"""
+
+
+@pytest.fixture
+def results(storybook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(page, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(page, "PAGE", tmp_path / "results.md")
+    monkeypatch.setattr(page, "REPORTS", tmp_path / "reports")
+    (tmp_path / "nano.yaml").write_text(MATRIX)
+    assert run([tmp_path / "nano.yaml"], tmp_path / "results", storybook.parent) == 0
+    return tmp_path / "results"
+
+
+def test_the_page_holds_the_comparison_the_controls_and_what_is_missing(results: Path) -> None:
+    page.main()
+    text = page.PAGE.read_text()
+    (comparison,) = compare_all(find_runs([results]))
+    for row in comparison.quality[1]:
+        assert f"| {' | '.join(row)} |" in text
+    assert "8 runs that served to find a learning rate are not counted" in text
+    assert "| what the frozen matrix brings under its correction | zero+lowrank(2) → headwise+lowrank(2) | " in text
+    looked = text.partition("at the rates 0.001, 0.01")[2].partition("\n\n")[0]
+    assert "| OELM-Freeze | never, never | never, never |" in looked
+    missing = text.partition("## Not run yet")[2]
+    assert "experiments/ablation-rope.yaml" in missing
+    assert "experiments/nano.yaml" not in missing
+    assert "oelm probe" in missing
+    assert (page.REPORTS / "nano.md").exists()
