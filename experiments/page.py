@@ -6,33 +6,36 @@ The page says nothing that is not in experiments/results; what has not been run 
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from benchmarks.page import Rows, table
-from experiments.run import RESULTS
+from experiments.run import RESULTS, is_kept
 from oelm import variants
 from oelm.analysis.compare import Comparison, compare_all
-from oelm.analysis.results import Result, read_results
+from oelm.analysis.results import Result, read_result
+from oelm.errors import UserError
 from oelm.probes import probe
 from oelm.probes.figure import draw
 from oelm.probes.options import Probe
 from oelm.reporting.ablation import ablation
 from oelm.reporting.report import report
-from oelm.runfolder import RunFolder, find_runs, read_json
+from oelm.runfolder import RunFolder, read_json, runs_below
+from oelm.runs.matrix import Arm, read_matrix
 
-DOCS = Path(__file__).parent.parent / "docs"
+MATRICES = Path(__file__).parent
+DOCS = MATRICES.parent / "docs"
 PAGE, REPORTS = DOCS / "results.md", DOCS / "results"
 
 OPENING = """# Results
 
 Every figure here is made by `python -m experiments.page` from the run folders in `experiments/results`, which hold all
-but the weights. Gaps are in perplexity, paired by seed, with intervals of 95 %; `docs/method.md` says what each number
-means, and LOG.md what led nowhere.
+but the weights. Gaps are in perplexity, paired by seed, with intervals of 95 %, which are not corrected for being
+several; `docs/method.md` says what each number means, and LOG.md what led nowhere.
 """
-
-# Until a model looks names up in earlier sentences, its perplexity on the storybook stays above this.
-LOOKS_BACK = 2.0
 
 # The matrices of the study, in the order in which they are told.
 STUDIES = {
@@ -41,77 +44,118 @@ STUDIES = {
     "search": "Leads for a variant that freezes Q and K and loses nothing: one seed, one rate, no claims",
     "nano": "The study in small: two layers of 64 channels on the built-in storybook",
 }
-PROBES = Probe(variants=("baseline", "oelm_v2", "oelm_v3"), max_steps=1000, device="cpu", out=str(RESULTS / "probes"))
+PLATEAU = 2.0  # perplexity on the storybook, which curves rest above before they fall
 PROBES_COMMAND = (
-    "oelm probe --variants baseline oelm_v2 oelm_v3 --max-steps 1000 --device cpu --out experiments/results/probes"
+    "oelm probe --variants baseline baseline_shift oelm_v2 oelm_v3 --max-steps 1000 --device cpu "
+    "--out experiments/results/probes"
 )
+
+
+@dataclass(frozen=True)
+class Study:
+    """A matrix, and what is kept of its runs."""
+
+    name: str
+
+    @property
+    def title(self) -> str:
+        return STUDIES[self.name]
+
+    @property
+    def command(self) -> str:
+        return f"python -m experiments.run experiments/{self.name}.yaml"
+
+    @cached_property
+    def arms(self) -> list[Arm]:
+        return read_matrix(MATRICES / f"{self.name}.yaml", RESULTS, None)
+
+    @cached_property
+    def planned(self) -> list[Path]:
+        return [run.run_folder for arm in self.arms for run in (*arm.trials(), *arm.runs(arm.rates[0]))]
+
+    @cached_property
+    def kept(self) -> list[RunFolder]:
+        """The runs that are kept; others than the matrix has are refused."""
+        kept = runs_below(RESULTS / self.name)
+        if strangers := [str(run.path) for run in kept if run.path not in self.planned]:
+            raise UserError(f"{strangers[0]} is no run of experiments/{self.name}.yaml; remove it")
+        return kept
+
+    @property
+    def missing(self) -> list[Path]:
+        return [path for path in self.planned if not is_kept(path)]
+
+    @cached_property
+    def comparisons(self) -> list[Comparison]:
+        """None as long as no run that counts is finished."""
+        counted = any(not run.config().trial and run.status()["state"] == "finished" for run in self.kept)
+        return compare_all(self.kept) if counted else []
+
+
+def studies() -> list[Study]:
+    return [Study(name) for name in STUDIES]
 
 
 def render() -> str:
     pieces, missing = [OPENING.strip()], []
-    for name, title in STUDIES.items():
-        command = f"python -m experiments.run experiments/{name}.yaml"
-        if folders := kept(name):
-            pieces += study(name, title, command, compare_all(folders))
-            if name == "nano":
-                pieces += looking_back(read_results(folders)[0])
-        else:
-            missing.append(f"{title}: `{command}`")
-    if PROBES.path.exists():
+    for study in studies():
+        if study.comparisons:
+            pieces += section(study)
+        if study.missing:
+            share = f"{len(study.missing)} of {len(study.planned)} runs"
+            missing.append(f"{study.title}, {share}: `{study.command}`")
+    if probed().path.exists():
         pieces += probes()
     else:
-        missing.append(f"what small models of each variant learn: `{PROBES_COMMAND}`")
+        missing.append(f"What small models of each variant learn: `{PROBES_COMMAND}`")
     if missing:
         pieces += ["## Not run yet", "\n".join(f"- {each}" for each in missing)]
     return "\n\n".join(pieces) + "\n"
 
 
-def kept(name: str) -> list[RunFolder]:
-    return find_runs([RESULTS / name]) if (RESULTS / name).exists() else []
-
-
-def study(name: str, title: str, command: str, comparisons: Sequence[Comparison]) -> list[str]:
-    pieces = [f"## {title}"]
-    for comparison in comparisons:
+def section(study: Study) -> list[str]:
+    pieces = [f"## {study.title}"]
+    for comparison in study.comparisons:
+        (answers,) = ablation(comparison)
         pieces += [
             str(comparison.task) + ".",
             plain(*comparison.quality),
             plain(*comparison.cost),
             "\n".join(f"- {note.removeprefix('note: ')}" for note in comparison.notes),
-            *taken_apart(comparison),
+            "### Taken apart",
+            plain(answers.headings, answers.rows),
+            answers.note,
         ]
-    pieces.append(
-        f"By `{command}`, {ran_on(comparisons)}. [The whole report]({REPORTS.name}/{name}.md) has the curves."
-    )
-    return pieces
+    if study.name == "nano":
+        pieces += plateau(study)
+    whole = f"[The whole report]({REPORTS.name}/{study.name}.md) has the curves."
+    return [*pieces, f"By `{study.command}`, {ran_on(study.comparisons)}. {whole}"]
 
 
-def taken_apart(comparison: Comparison) -> list[str]:
-    (answers,) = ablation(comparison)
-    return ["### Taken apart", plain(answers.headings, answers.rows), answers.note]
-
-
-def looking_back(results: Sequence[Result]) -> list[str]:
-    """When each variant begins to use what came before the sentence, at each rate and seed."""
-    arms: dict[str, list[Result]] = {}
-    for result in sorted(results, key=lambda result: (result.config.trial, result.config.seed, result.config.max_lr)):
-        arms.setdefault(result.variant, []).append(result)
+def plateau(study: Study) -> list[str]:
+    """When each variant leaves the plateau, at each rate and seed."""
+    rates, seeds = study.arms[0].rates, study.arms[0].seeds
+    headings = ["variant", *(f"{rate:g}" for rate in rates), *(f"seed {seed}" for seed in seeds)]
     rows = []
-    for variant, arm in arms.items():
-        trials, counted = ([r for r in arm if r.config.trial is trial] for trial in (True, False))
-        steps = [", ".join(map(onset, group)) for group in (trials, counted)]
-        rows.append((variants.title(variant), *steps))
-    rates = ", ".join(f"{rate:g}" for rate in sorted({r.config.max_lr for r in results if r.config.trial}))
+    for arm in study.arms:
+        folders = [run.run_folder for run in (*arm.trials(), *arm.runs(arm.rates[0]))]
+        if any(map(is_kept, folders)):
+            rows.append([variants.title(arm.config.model_type), *map(leaves_plateau, folders)])
     return [
-        "### When they begin to look back",
-        f"The step of the first validation below a perplexity of {LOOKS_BACK:g}: until a model looks names up in "
-        "earlier sentences, it stays above.",
-        plain(("variant", f"at the rates {rates}", "the seeds that count, at the best rate"), rows),
+        "### When the curves fall",
+        f"They rest on a plateau above a perplexity of {PLATEAU:g} before they fall. The step of the first validation "
+        "below it: at each rate of the grid, and at the best one for the seeds that count.",
+        plain(headings, rows),
     ]
 
 
-def onset(result: Result) -> str:
-    return next((f"{score['step']:,}" for score in result.scores if score["ppl"] < LOOKS_BACK), "never")
+def leaves_plateau(path: Path) -> str:
+    if not is_kept(path):
+        return "–"
+    if RunFolder(path).status().get("diverged"):
+        return "diverged"
+    result: Result = read_result(RunFolder(path))
+    return next((f"{score['step']:,}" for score in result.scores if score["ppl"] < PLATEAU), "never")
 
 
 def plain(headings: Sequence[str], rows: Rows) -> str:
@@ -128,27 +172,47 @@ def ran_on(comparisons: Sequence[Comparison]) -> str:
     return f"on {', '.join(devices)} with torch {', '.join(torch)}, {' to '.join(dict.fromkeys([days[0], days[-1]]))}"
 
 
+def probed() -> Probe:
+    """The probes that the page shows: what PROBES_COMMAND asks for."""
+    names = ("baseline", "baseline_shift", "oelm_v2", "oelm_v3")
+    return Probe(variants=names, max_steps=1000, device="cpu", out=str(RESULTS / "probes"))
+
+
 def probes() -> list[str]:
-    content = read_json(PROBES.path, {}, "run it again")
+    options = probed()
+    content = read_json(options.path, {"models": dict, "entries": [probe.ENTRY]}, "run it again")
+    if content["models"] != options.shape():
+        raise UserError(f"{options.path} is about other models; move it away and run: {PROBES_COMMAND}")
     machine = content["machine"]
     return [
         "## What small models learn",
-        "The share of the answers that are right, on tasks that need attention; every variant at its best rate.",
-        plain(*probe.table(probe.scores(content, PROBES))),
+        "The share of the answers that are right, on tasks that need attention; every variant at the best of the rates "
+        f"{', '.join(f'{rate:g}' for rate in options.learning_rates)}.",
+        plain(*probe.table(probe.scores(content, options))),
+        "\n".join(f"- {note}" for note in probe.notes(content, options)),
         f"![answers right by task and variant]({REPORTS.name}/probes.png)",
         f"`{shlex.split(PROBES_COMMAND)[-1]}/probes.json`, by `{PROBES_COMMAND}`, on {machine['processor']} with torch "
         f"{machine['versions']['torch']}, {machine['date']}.",
     ]
 
 
-def main() -> None:
-    PAGE.write_text(render())
-    for name in STUDIES:
-        if folders := kept(name):
-            report(folders, REPORTS / f"{name}.md")
-    if PROBES.path.exists():
-        draw(probe.scores(read_json(PROBES.path, {}, "run it again"), PROBES), REPORTS / "probes.png")
+def write() -> None:
+    page = render()
+    for study in studies():
+        if study.comparisons:
+            report(study.kept, REPORTS / f"{study.name}.md")
+    if (options := probed()).path.exists():
+        draw(probe.scores(read_json(options.path, {}, "run it again"), options), REPORTS / "probes.png")
+    PAGE.write_text(page)
     print(PAGE)
+
+
+def main() -> None:
+    try:
+        write()
+    except UserError as error:
+        print(f"experiments.page: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """Runs the matrices of the study on one device, in one process: python -m experiments.run experiments/search.yaml
 
 A run of a few seconds is not worth a process of its own, whose start takes as long. Each run's folder is kept under
-experiments/results without its checkpoints; what is kept there is not run again. --minutes: begin nothing that would
-not be done by then; the same command goes on with the rest. --part 1/2 and --part 2/2: two processes share the work, a
-variant each. --archive FILE.tar: all that is kept, after every run.
+experiments/results without its checkpoints; what is kept there is not run again. Ends with 0 when nothing is left to
+run, with 1 when something is: the same command goes on with it.
 """
 
 from __future__ import annotations
@@ -11,9 +10,11 @@ from __future__ import annotations
 import argparse
 import gc
 import math
+import os
 import shutil
 import sys
 import tarfile
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -30,11 +31,11 @@ from oelm.runs.standing import check
 from oelm.training.loop import fit
 from oelm.training.tuning import choice
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.path.relpath(Path(__file__).parent / "results"))  # relative, for it stands in what is kept
 SCRATCH = Path("outputs")
 KEPT = (
-    *("config.yaml", "manifest.json", "metrics.jsonl", "evals.jsonl", "timing_stats.json", "freeze_audit.json"),
-    *("status.json", "samples"),
+    *("manifest.json", "metrics.jsonl", "evals.jsonl", "timing_stats.json", "freeze_audit.json", "status.json"),
+    "samples",
 )
 SECONDS_TO_START = 30.0
 
@@ -47,27 +48,38 @@ def run(
     archive: Path | None = None,
     part: tuple[int, int] = (1, 1),
 ) -> int:
-    """Runs what is not kept yet, and returns how many runs there was no time for, of those known so far."""
+    """Runs what is not kept yet, and returns how many runs are left, of those known so far."""
     until = time.monotonic() + 60 * minutes
+    _check_places(results, archive)
     arms = [arm for path in matrices for arm in read_matrix(path, results, data_dir)][part[0] - 1 :: part[1]]
     check(arms)
-    scratch = RunFolder(SCRATCH / f"study-{part[0]}-of-{part[1]}")
     left, seconds_per_step = 0, 0.0
-    for config in _todo(arms):
-        if time.monotonic() + SECONDS_TO_START + config.max_steps * seconds_per_step > until:
-            left += 1
-            continue
-        if _train(config, scratch):
-            seconds_per_step = max(seconds_per_step, float(scratch.timing()["median_step_time"]))
-            print(f"{config.run_folder.relative_to(results)}: {_outcome(scratch)}", flush=True)
-        else:
-            left += 1
-        if is_kept(scratch.path):
-            keep(scratch, config.run_folder)
-        if archive:
-            _archive(results, archive)
+    SCRATCH.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="study-", dir=SCRATCH) as place:
+        scratch = RunFolder(Path(place) / "run")
+        for config in _todo(arms):
+            if time.monotonic() + SECONDS_TO_START + config.max_steps * seconds_per_step > until:
+                left += 1
+                continue
+            if _train(config, scratch):
+                seconds_per_step = max(seconds_per_step, scratch.timing()["total_wall_time"] / config.max_steps)
+                print(f"{config.run_folder.relative_to(results)}: {_outcome(scratch)}", flush=True)
+            else:
+                left += 1
+            if is_kept(scratch.path):
+                keep(scratch, config.run_folder)
+            if archive:
+                _archive(results, archive)
     print(f"at least {left} runs are left, or failed" if left else "nothing is left to run", flush=True)
     return left
+
+
+def _check_places(results: Path, archive: Path | None) -> None:
+    """Refuses, before anything is trained, places where nothing could be kept."""
+    if results.exists() and not results.is_dir():
+        raise UserError(f"--results {results} is no folder")
+    if archive and not archive.parent.is_dir():
+        raise UserError(f"--archive {archive}: there is no folder {archive.parent}; make it first")
 
 
 def _todo(arms: Sequence[Arm]) -> Iterator[RunConfig]:
@@ -128,6 +140,7 @@ def keep(folder: RunFolder, path: Path) -> None:
     """Copies what a comparison or a report reads."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
+    (path / "config.yaml").write_text(replace(folder.config(), out_dir=str(path)).to_yaml())
     for name in KEPT:
         source = folder.path / name
         if source.is_dir():
@@ -143,6 +156,12 @@ def _archive(results: Path, archive: Path) -> None:
     scratch.replace(archive)
 
 
+def _minutes(text: str) -> float:
+    if not (minutes := float(text)) > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return minutes
+
+
 def _part(text: str) -> tuple[int, int]:
     number, separator, of = text.partition("/")
     if not (separator and number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
@@ -155,14 +174,17 @@ def main() -> None:
     parser.add_argument("matrices", nargs="+", type=Path)
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="where the prepared corpora are")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the runs are kept")
-    parser.add_argument("--minutes", type=float, default=math.inf)
-    parser.add_argument("--part", type=_part, default=(1, 1), metavar="K/N")
-    parser.add_argument("--archive", type=Path)
+    within = "begin nothing that would not be done by then, going by the runs before; the first is begun in any case"
+    parser.add_argument("--minutes", type=_minutes, default=math.inf, help=within)
+    shared = "of N processes that share the work, an arm at a time, this is the K-th"
+    parser.add_argument("--part", type=_part, default=(1, 1), metavar="K/N", help=shared)
+    parser.add_argument("--archive", type=Path, metavar="FILE.tar", help="all that is kept, written after every run")
     options = parser.parse_args()
     try:
-        run(**vars(options))
+        sys.exit(run(**vars(options)) > 0)
     except UserError as error:
-        sys.exit(f"experiments.run: {error}")
+        print(f"experiments.run: {error}", file=sys.stderr)
+        sys.exit(2)
     except InterruptedRunError:
         sys.exit("experiments.run: stopped; the same command goes on, beginning with the run that was cut")
 

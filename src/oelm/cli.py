@@ -289,6 +289,8 @@ def probe(options: OmitArgPrefixes[Probe]) -> None:
     content = probing.probe(options, say=lambda line: print(line, flush=True))
     found = probing.scores(content, options)
     terminal.show_table(*probing.table(found))
+    for note in probing.notes(content, options):
+        print(f"note: {note}")
     print(f"kept in {options.path}; {draw(found, options.path.with_suffix('.png'))}")
 
 

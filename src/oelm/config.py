@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import re
 import types
 import typing
@@ -151,6 +152,10 @@ class RunConfig(Operation, Training, Model):
     def variant(self) -> Variant:
         return variants.parse(self.model_type)
 
+    def spec_of(self, variant: Variant) -> str:
+        """A variant in a model of this shape, with one spelling for all that come to the same."""
+        return str(variant.in_model(self.d_model, self.num_layers))
+
     @property
     def goes_back(self) -> bool:
         """Whether the run is to go on from a checkpoint of the user's choice."""
@@ -181,6 +186,11 @@ class RunConfig(Operation, Training, Model):
             min_lr=self.max_lr / 10 if self.min_lr is None else self.min_lr,
             val_interval=self.val_interval or min(500, max(1, self.max_steps // 10)),
         )
+
+    def decays_like(self, other: RunConfig) -> bool:
+        """Whether the rate falls to the same value in both, or to the same share of the largest."""
+        mine, theirs = ((c.max_lr / 10 if c.min_lr is None else c.min_lr) for c in (self, other))
+        return math.isclose(mine, theirs) or math.isclose(mine * other.max_lr, theirs * self.max_lr)
 
     def identity(self) -> dict[str, Any]:
         """The fields that change the result."""

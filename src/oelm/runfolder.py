@@ -253,6 +253,8 @@ class RunFolder:
                 f"({'; '.join(differing) or 'the run_id is not that of the config and the data'}); "
                 f"restore the one that was changed, or train the run again elsewhere"
             )
+        if other := redefined(config, manifest):
+            raise UserError(f"{self.path}: {other}; move it away, or train the run again elsewhere")
         return config, manifest
 
     def config(self) -> RunConfig:
@@ -309,6 +311,12 @@ class RunFolder:
     def log(self, line: str) -> None:
         with (self.path / "training.log").open("a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+
+
+def redefined(config: RunConfig, manifest: dict[str, Any]) -> str:
+    """What the name of its variant stood for when a run was made, if it stands for something else now."""
+    then, now = manifest.get("variant", str(config.variant)), str(config.variant)
+    return "" if then == now else f"{config.model_type} was {then} when the run was made, and is {now} now"
 
 
 def _breathes(status: dict[str, Any]) -> bool:

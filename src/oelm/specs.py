@@ -148,6 +148,12 @@ class Side:
             return dataclasses.replace(self, when=When("trained"), heads=100, layers=None)
         return dataclasses.replace(self, when=self.when.at(layer / max(1, layers - 1)), layers=None)
 
+    def in_model(self, width: int, layers: int) -> Side:
+        """The same side with what depends on the model's shape written out, so that equal ones are written alike."""
+        lowrank, residual = (self.rank(name, width) for name in ("lowrank", "residual"))
+        span = None if self.layers == (0, layers - 1) else self.layers
+        return dataclasses.replace(self, lowrank=lowrank, residual=residual, layers=span)
+
     def __str__(self) -> str:
         return "+".join(_written(self))
 
@@ -164,6 +170,9 @@ class Variant:
     def in_layer(self, layer: int, layers: int) -> dict[str, Side]:
         """Both sides as they are in one of a model's layers."""
         return {name: side.in_layer(layer, layers) for name, side in self.sides.items()}
+
+    def in_model(self, width: int, layers: int) -> Variant:
+        return Variant(self.q.in_model(width, layers), self.k.in_model(width, layers))
 
     def __str__(self) -> str:
         return str(self.q) if self.q == self.k else f"q={self.q},k={self.k}"

@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from oelm.config import RunConfig, run_id
 from oelm.errors import UserError
 from oelm.runfolder import RunFolder, find_runs
 from oelm.training.loop import fit
+from oelm.training.tuning import choice
 from tests.conftest import oelm
 
 Tiny = Callable[..., RunConfig]
@@ -162,6 +164,48 @@ def test_runs_that_shared_a_device_are_said_to_have_done_so(train: Callable[...,
     assert said in compare([one, other]).warnings
     last_an_hour(other, "elsewhere")
     assert said not in compare([one, other]).warnings
+
+
+def test_rates_that_fall_to_another_share_are_said(train: Callable[..., RunFolder]) -> None:
+    baseline = train("baseline")
+    for name, changes in {"oelm_v2": {"max_lr": 1e-3}, "oelm_random": {"max_lr": 1e-3, "min_lr": 3e-4}}.items():
+        assert "min_lr" not in str(compare([baseline, train(name, **changes)]).warnings)
+    said = compare([baseline, train("oelm_v2", min_lr=0.0)]).warnings
+    assert any("differ in more than the variant: min_lr" in warning for warning in said)
+
+
+def test_rates_found_at_another_length_are_said(train: Callable[..., RunFolder], tmp_path: Path) -> None:
+    def said(steps: int) -> bool:
+        trials = [train("baseline", 7, max_lr=rate, max_steps=steps, trial=True) for rate in (1e-3, 3e-3)]
+        (grid := tmp_path / f"grid-{steps}").mkdir()
+        for trial in trials:
+            trial.path.rename(grid / trial.path.name)
+        tuned = train("baseline", max_lr=choice(find_runs([grid])).best, tuned_from=str(grid))
+        warnings = compare([tuned]).warnings
+        return any("found in runs of another length than those that count: Baseline" in each for each in warnings)
+
+    assert said(6)
+    assert not said(10)
+
+
+def test_variants_that_come_to_the_same_are_the_same(train: Callable[..., RunFolder]) -> None:
+    """Of a model 32 channels wide, a quarter is 8."""
+    runs = [train("baseline"), train("normal+trained+residual(8)"), train("headwise+residual(25%)")]
+    comparison = compare(runs)
+    assert any("with and without residual" in warning for warning in comparison.warnings)
+    judged = comparison.rows[2]
+    assert judged.gap is not None
+    assert judged.gap.mean == pytest.approx(loss_of(runs[2]) - min(map(loss_of, runs[:2])))
+
+
+def test_a_name_that_has_come_to_mean_something_else_is_refused(train: Callable[..., RunFolder]) -> None:
+    run = train("oelm_v3")
+    manifest = run.manifest()
+    (run.path / "manifest.json").write_text(json.dumps({**manifest, "variant": "headwise+lowrank(1)+shift"}))
+    with pytest.raises(UserError, match=r"oelm_v3 was headwise\+lowrank\(1\)\+shift when the run was made, and is q="):
+        compare([run])
+    with pytest.raises(UserError, match="when the run was made"):
+        fit(replace(run.config(), out_dir=str(run.path), resume="auto"))
 
 
 def test_seeds_without_a_partner_are_named(train: Callable[..., RunFolder]) -> None:

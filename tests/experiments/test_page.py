@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,9 @@ def results(storybook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(page, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(page, "PAGE", tmp_path / "results.md")
     monkeypatch.setattr(page, "REPORTS", tmp_path / "reports")
+    for matrix in page.MATRICES.glob("*.yaml"):
+        shutil.copy(matrix, tmp_path)
+    monkeypatch.setattr(page, "MATRICES", tmp_path)
     (tmp_path / "nano.yaml").write_text(MATRIX)
     assert run([tmp_path / "nano.yaml"], tmp_path / "results", storybook.parent) == 0
     return tmp_path / "results"
@@ -38,10 +42,32 @@ def test_the_page_holds_the_comparison_the_controls_and_what_is_missing(results:
         assert f"| {' | '.join(row)} |" in text
     assert "8 runs that served to find a learning rate are not counted" in text
     assert "| what the frozen matrix brings under its correction | zero+lowrank(2) → headwise+lowrank(2) | " in text
-    looked = text.partition("at the rates 0.001, 0.01")[2].partition("\n\n")[0]
-    assert "| OELM-Freeze | never, never | never, never |" in looked
+    assert "| variant | 0.001 | 0.01 | seed 0 | seed 1 |" in text
+    assert "| OELM-Freeze | never | never | never | never |" in text
     missing = text.partition("## Not run yet")[2]
-    assert "experiments/ablation-rope.yaml" in missing
+    assert "48 of 48 runs: `python -m experiments.run experiments/ablation-rope.yaml`" in missing
     assert "experiments/nano.yaml" not in missing
     assert "oelm probe" in missing
     assert (page.REPORTS / "nano.md").exists()
+
+
+def test_a_study_half_done_is_said_to_be_half_done(results: Path) -> None:
+    shutil.rmtree(results / "nano" / "oelm_v2")
+    shutil.rmtree(results / "nano" / "tuning" / "oelm_v2" / "lr-0.001")
+    text = page.render()
+    assert "3 of 16 runs: `python -m experiments.run experiments/nano.yaml`" in text.partition("## Not run yet")[2]
+    assert "| OELM-Freeze | – | never | – | – |" in text
+    for arm in page.Study("nano").arms:
+        shutil.rmtree(arm.folder, ignore_errors=True)
+    text = page.render()
+    assert "## The study in small" not in text
+    assert "9 of 16 runs" in text
+
+
+def test_a_run_that_is_none_of_the_studys_is_refused(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(results / "nano" / "oelm_v2", results / "nano" / "oelm_v9")
+    with pytest.raises(SystemExit) as ended:
+        page.main()
+    assert ended.value.code == 2
+    assert "is no run of experiments/nano.yaml; remove it" in capsys.readouterr().err
+    assert not page.PAGE.exists()

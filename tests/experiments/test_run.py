@@ -25,7 +25,6 @@ from oelm.training.loop import fit
 MATRIX = """variants: [baseline, oelm_v2]
 learning_rates: [1e-3, 1e-2]
 seeds: 2
-tuning: {steps: 6}
 settings:
   d_model: 16
   seq_len: 16
@@ -57,6 +56,8 @@ def test_what_is_kept_is_not_run_again_and_can_be_compared(
     assert all(result.tuning["grid"] == [1e-3, 1e-2] for row in comparison.rows for result in row.results)
     assert not list(results.rglob("checkpoints"))
     assert max(path.stat().st_size for path in results.rglob("*") if path.is_file()) < 10_000
+    assert all(folder.config().run_folder == folder.path for folder in find_runs([results]))
+    assert not list((tmp_path / "outputs").iterdir())
     with tarfile.open(archive) as tar:
         assert "results/m/oelm_v2/seed-1/evals.jsonl" in tar.getnames()
     times = {path: path.stat().st_mtime_ns for path in results.rglob("manifest.json")}
@@ -77,6 +78,31 @@ def test_what_is_kept_of_another_matrix_is_not_taken_for_this_ones(
         run([matrix], tmp_path / "results", storybook.parent, minutes=60, archive=None)
 
 
+def test_runs_at_the_best_rate_of_a_smaller_grid_are_not_taken_for_those_of_a_wider_one(
+    storybook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    matrix = tmp_path / "m.yaml"
+    matrix.write_text(MATRIX.replace("[baseline, oelm_v2]", "baseline"))
+    run([matrix], tmp_path / "results", storybook.parent)
+    matrix.write_text(matrix.read_text().replace("[1e-3, 1e-2]", "[1e-3, 1e-2, 3e-2]"))
+    with pytest.raises(UserError, match=r"its learning rate was chosen before 0\.03 was tried\); remove it"):
+        run([matrix], tmp_path / "results", storybook.parent)
+
+
+def test_where_nothing_could_be_kept_nothing_is_trained(
+    storybook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    matrix = tmp_path / "m.yaml"
+    matrix.write_text(MATRIX)
+    with pytest.raises(UserError, match="is no folder"):
+        run([matrix], matrix, storybook.parent)
+    with pytest.raises(UserError, match="make it first"):
+        run([matrix], tmp_path / "results", storybook.parent, archive=tmp_path / "nowhere" / "kept.tar")
+    assert not (tmp_path / "results").exists()
+
+
 def test_whoever_stops_a_run_stops_them_all(storybook: Path, tmp_path: Path) -> None:
     (tmp_path / "m.yaml").write_text(MATRIX.replace("max_steps: 8", "max_steps: 100000"))
     command = [
@@ -95,15 +121,19 @@ def test_whoever_stops_a_run_stops_them_all(storybook: Path, tmp_path: Path) -> 
         stderr=subprocess.PIPE,
         text=True,
     )
-    metrics = tmp_path / "outputs" / "study-1-of-1" / "metrics.jsonl"
     deadline = time.monotonic() + 60
-    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
+    while not any(map(_has_begun, tmp_path.glob("outputs/study-*/run"))) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.terminate()
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "the same command goes on" in said
-    assert not list((tmp_path / "results").rglob("manifest.json"))
+    assert not list(tmp_path.rglob("manifest.json"))
+
+
+def _has_begun(path: Path) -> bool:
+    metrics = path / "metrics.jsonl"
+    return metrics.exists() and metrics.stat().st_size > 0
 
 
 def test_what_fails_holds_up_nothing_else(

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from oelm import variants
 from oelm.errors import UserError
 from oelm.probes.options import Probe
-from oelm.probes.probe import ENTRY, probe, scores, table, train
+from oelm.probes.probe import ENTRY, notes, probe, scores, table, train
 from tests.conftest import oelm
 
 SMALL: dict[str, Any] = {"d_model": 32, "batch_size": 32, "max_steps": 100, "learning_rates": (3e-3,), "device": "cpu"}
 
 
 def entry(variant: str, rate: float, seed: int, chosen_by: float, score: float) -> dict[str, Any]:
-    values = (variant, "recall", rate, seed, chosen_by, score)
+    values = (str(variants.parse(variant)), "recall", rate, seed, chosen_by, score)
     return dict(zip(ENTRY, values, strict=True))
 
 
@@ -36,7 +38,7 @@ def test_what_is_there_is_not_run_again_and_says_what_it_is_of(tmp_path: Path) -
     probe(Probe(variants=("normal+trained", "headwise"), tasks=("memory",), **fields), say=said.append)
     assert len(said) == 2
     content = json.loads((tmp_path / "probes.json").read_text())
-    assert [each["variant"] for each in content["entries"]] == ["baseline", "oelm_v2"]
+    assert [each["variant"] for each in content["entries"]] == ["normal+trained", "headwise"]
     assert content["models"]["max_steps"] == 2
     assert content["machine"]["versions"]["torch"]
     with pytest.raises(UserError, match="is about other models"):
@@ -55,6 +57,19 @@ def test_the_rate_is_chosen_by_other_exercises_than_those_that_judge() -> None:
     assert rows[0][0] == "Baseline"
     assert rows[0][1].startswith("50.0% ± 127")
     assert rows[1] == ("a blind guess", "3.1%")
+    with pytest.raises(UserError, match="lacks 2 of the probes"):
+        scores({"entries": entries}, replace(options, learning_rates=(1e-3, 1e-2, 2e-2)))
+
+
+def test_what_weakens_a_score_is_said() -> None:
+    rates, names = (1e-3, 1e-2, 1e-1), ("baseline", "oelm_v3")
+    best = {"baseline": 1e-2, "oelm_v3": 1e-1}
+    entries = [entry(name, rate, 0, 0.9 if rate == best[name] else 0.1, 0.9) for name in names for rate in rates]
+    options = Probe(variants=names, tasks=("recall",), learning_rates=rates)
+    edge, unfair, single = notes({"entries": entries}, options)
+    assert edge.endswith("so a better one may lie beyond: OELM-v3 on recall")
+    assert unfair == "OELM-v3 has shift, which no baseline here has; add baseline_shift to --variants"
+    assert single.startswith("one seed each")
 
 
 @pytest.mark.parametrize("variant", ["normal+freeze(50%)", "headwise+thaw(30%)+lowrank(4)+shift", "normal+every(2)"])
@@ -71,6 +86,7 @@ def test_every_variant_can_be_probed(variant: str) -> None:
         (["--tasks", "recal"], "did you mean recall"),
         (["--variants", "oelm_v22"], "did you mean oelm_v2"),
         (["--d_model", "40"], "must be a multiple of 16"),
+        (["--learning-rates", "1e-3", "0.001"], "--learning-rates names a rate twice"),
         (["--seeds", "0"], "--seeds 0 must lie between"),
         (["--learning-rates", "-1"], "--max_lr -1.0 is out of range"),
     ],
@@ -99,4 +115,5 @@ def test_the_command_prints_the_table_and_draws_it(tmp_path: Path) -> None:
     result = oelm("probe", *arguments, "--out", "probed", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "recall  induction  hops  memory" in " ".join(result.stdout.split()).replace(" ", "  ")
+    assert "note: one seed each: no interval can be given" in result.stdout
     assert (tmp_path / "probed" / "probes.png").stat().st_size > 10_000

@@ -158,6 +158,8 @@ def test_flags_go_above_a_matrix(matrix: Path) -> None:
         ("headwise+trained", "baseline", "line 1, variants: something stands there twice"),
         ("headwise+trained", "3", "line 1, variants: 3 is not a name"),
         ("headwise+trained", "normal+trained", "line 1, variants: normal+trained is the same as baseline"),
+        ("baseline, headwise+trained", "headwise+lowrank(64), headwise+lowrank(25%)", "lowrank(25%) is the same as"),
+        ("[5e-4, 1e-3]", "1e-3", "line 5, tuning: of a single learning rate nothing is tuned"),
         ("[baseline, headwise+trained]", "&a [baseline, *a]", "an alias (*) stands within its own anchor (&)"),
         ("reviews]", "../data/wiki]", "line 2, corpora: '../data/wiki' is not the name of a prepared corpus"),
         ("reviews]", "tinystories]", "line 2, corpora: there is no prepared corpus"),

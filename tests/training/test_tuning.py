@@ -54,6 +54,8 @@ def test_runs_of_another_kind_prove_nothing(tiny: Tiny, tmp_path: Path, grid: Ca
     grid(model_type="oelm_v2")
     with pytest.raises(UserError, match="is of another kind; it differs in model_type"):
         fit(tiny(tuned_from=str(tmp_path / "grid")))
+    with pytest.raises(UserError, match="is of another kind; it differs in min_lr"):
+        fit(tiny(model_type="oelm_v2", min_lr=0.0, tuned_from=str(tmp_path / "grid")))
     assert not (tmp_path / "run" / "manifest.json").exists()
 
 

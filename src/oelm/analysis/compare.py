@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from oelm import variants
 from oelm.analysis.fairness import Arm, listed, paired_gaps, refuse_other_tasks, unequal_extras, warnings
 from oelm.analysis.results import LeftOut, Result, by_task, read_result, read_results, without_trials
 from oelm.analysis.stats import CRITERION, Estimate, estimate, verdict
+from oelm.config import RunConfig
 from oelm.errors import UserError, is_number
 from oelm.runfolder import RunFolder
 from oelm.specs import Variant
@@ -238,30 +239,28 @@ def _title(result: Result, siblings: Sequence[Result]) -> str:
 def _references(arms: Mapping[str, Arm], measure: Measure) -> dict[str, str | None]:
     """What each arm is held against, by title."""
     results = {title: list(arm.values()) for title, arm in arms.items()}
-    return {title: strongest(results, _fair_measures(arm[0].config.variant, measure)) for title, arm in results.items()}
+    return {title: strongest(results, _fair_measures(arm[0].config, measure)) for title, arm in results.items()}
 
 
-def _fair_measures(variant: Variant, measure: Measure) -> set[str]:
+def _fair_measures(config: RunConfig, measure: Measure) -> tuple[Variant, ...]:
     """The baselines that are fair to a variant: without what it has besides freezing, and with it."""
-    equal = variants.fair_baseline(variant)
-    if measure.baseline != "baseline" or variant == equal:
-        return {measure.baseline}
-    return {measure.baseline, variants.name_of(equal)}
+    named, equal = variants.parse(measure.baseline), variants.fair_baseline(config.variant)
+    return (named,) if measure.baseline != "baseline" or config.variant == equal else (named, equal)
 
 
-def _is_baseline(variant: Variant, measure: Measure) -> bool:
+def _is_baseline(config: RunConfig, measure: Measure) -> bool:
     """Whether others are held against it, and it is not judged itself."""
     if measure.baseline != "baseline":
-        return variants.name_of(variant) == measure.baseline
-    return variant == variants.fair_baseline(variant)
+        return config.spec_of(config.variant) == config.spec_of(variants.parse(measure.baseline))
+    return config.variant == variants.fair_baseline(config.variant)
 
 
-def strongest(arms: Mapping[str, Sequence[Result]], among: Set[str]) -> str | None:
+def strongest(arms: Mapping[str, Sequence[Result]], among: Sequence[Variant]) -> str | None:
     """Of the arms of these variants the best: over the seeds that all of them have, or where there are none, over all.
 
     However often a worse one was run: to be held against it would flatter.
     """
-    candidates = {title: arm for title, arm in arms.items() if arm[0].variant in among}
+    candidates = {title: arm for title, arm in arms.items() if arm[0].spec in map(arm[0].config.spec_of, among)}
     seeds = [{result.config.seed for result in arm} for arm in candidates.values()]
     common = set.intersection(*seeds) if seeds else set()
 
@@ -275,7 +274,7 @@ def strongest(arms: Mapping[str, Sequence[Result]], among: Set[str]) -> str | No
 def _row(title: str, arm: Arm, reference: Arm, measure: Measure) -> Row:
     gaps = paired_gaps(arm, reference)
     gap = estimate(gaps) if gaps and arm is not reference else None
-    is_baseline = _is_baseline(next(iter(arm.values())).config.variant, measure)
+    is_baseline = _is_baseline(next(iter(arm.values())).config, measure)
     results = tuple(arm[seed] for seed in sorted(arm))
     step_time = _step_time(arm)
     return Row(

@@ -53,12 +53,12 @@ def unequal_extras(arms: Mapping[str, Arm], references: Mapping[str, str | None]
     """What a variant has besides freezing, and whether the baseline that it is held against was given it, too."""
     said: list[str] = []
     for title, arm in arms.items():
-        variant = next(iter(arm.values())).config.variant
-        fair, more = variants.fair_baseline(variant), variants.extras(variant)
-        if not more or fair == variant:
+        config = next(iter(arm.values())).config
+        fair, more = variants.fair_baseline(config.variant), variants.extras(config.variant)
+        if not more or fair == config.variant:
             continue
-        name = variants.name_of(fair)
-        if any(result.variant == name for other in arms.values() for result in other.values()):
+        name, spec = variants.name_of(fair), config.spec_of(fair)
+        if any(result.spec == spec for other in arms.values() for result in other.values()):
             better = "{title} is held against the better of the baselines with and without {extras}: {reference}"
             said.append(Said(better, title=title, extras=more, reference=str(references[title])))
         else:
@@ -90,10 +90,18 @@ def _learning_rates(arms: Mapping[str, Arm]) -> list[str]:
     if at_edge:
         edge = "best learning rate at the edge of its grid, so a better one may lie beyond: {arms}"
         said.append(Said(edge, arms=at_edge))
+    if elsewhere := [title for title, arm in arms.items() if any(map(_tuned_at_another_length, arm.values()))]:
+        length = "learning rate found in runs of another length than those that count: {arms}"
+        said.append(Said(length, arms=elsewhere))
     budgets = {r.tuning["budget_steps"] for arm in arms.values() for r in arm.values()}
     if len(budgets) > 1:
         said.append(Said("the variants had unequal tuning budgets: {budgets} steps", budgets=sorted(budgets)))
     return said
+
+
+def _tuned_at_another_length(result: Result) -> bool:
+    trials = len(result.tuning["run_ids"])
+    return trials > 0 and result.tuning["budget_steps"] != trials * result.config.max_steps
 
 
 def _better_elsewhere(title: str, arms: Mapping[str, Arm]) -> str:
@@ -118,6 +126,8 @@ def _better_elsewhere(title: str, arms: Mapping[str, Arm]) -> str:
 def _other_settings(results: Sequence[Result]) -> str:
     settings = [result.settings() for result in results]
     differing = [name for name in settings[0] if len({repr(each[name]) for each in settings}) > 1]
+    if not all(result.config.decays_like(results[0].config) for result in results):
+        differing.append("min_lr")
     return Said("the runs differ in more than the variant: {fields}", fields=differing) if differing else ""
 
 

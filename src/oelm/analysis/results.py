@@ -40,6 +40,11 @@ class Result:
         return variants.name_of(self.config.variant)
 
     @property
+    def spec(self) -> str:
+        """What two variants have in common that come to the same in a model of this shape."""
+        return self.config.spec_of(self.config.variant)
+
+    @property
     def corpus(self) -> str:
         """The name of the corpus."""
         return str(self.manifest["data"]["dataset"])

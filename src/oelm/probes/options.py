@@ -48,6 +48,8 @@ class Probe:
             raise UserError(f"--d_model {self.d_model} must be a multiple of 16")
         if not (self.variants and self.tasks and self.learning_rates):
             raise UserError("name at least one variant, one task and one learning rate")
+        if len(set(self.learning_rates)) < len(self.learning_rates):
+            raise UserError("--learning-rates names a rate twice")
         for variant in self.variants:
             self.config(variant, self.tasks[0], self.learning_rates[0], 0)
 

@@ -43,11 +43,16 @@ def probe(options: Probe, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def _wanted(options: Probe) -> Iterator[tuple[str, str, float, int]]:
+    """What is asked for; variants as specs, for what a name stands for may change."""
     for task in options.tasks:
         for name in options.names:
             for rate in options.learning_rates:
                 for seed in range(options.seeds):
-                    yield name, task, rate, seed
+                    yield _spec(name), task, rate, seed
+
+
+def _spec(name: str) -> str:
+    return str(variants.parse(name))
 
 
 def _begun(options: Probe) -> dict[str, Any]:
@@ -87,22 +92,55 @@ def _accuracy(model: GPT, task: str, seed: int) -> float:
     return float(right[targets != IGNORED].float().mean())
 
 
-def scores(content: dict[str, Any], options: Probe) -> dict[tuple[str, str], Estimate]:
-    """By variant and task: the accuracy at the rate that other exercises have chosen, over the seeds.
+def chosen(content: dict[str, Any], options: Probe) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """By variant and task: the entries at the rate that was best on the exercises that choose, one per seed.
 
     Of what was asked for alone: a file may have more rates and seeds of one variant than of another.
     """
-    found, wanted = {}, set(_wanted(options))
+    found = {(e["variant"], e["task"], e["rate"], e["seed"]): e for e in content["entries"]}
+    if missing := [wanted for wanted in _wanted(options) if wanted not in found]:
+        raise UserError(f"{options.path} lacks {len(missing)} of the probes, such as {missing[0]}; run it again")
+    best = {}
     for name in options.names:
         for task in options.tasks:
-            by_rate: dict[float, list[dict[str, Any]]] = {}
-            for entry in content["entries"]:
-                key = (entry["variant"], entry["task"], entry["rate"], entry["seed"])
-                if key in wanted and key[:2] == (name, task):
-                    by_rate.setdefault(entry["rate"], []).append(entry)
-            best = max(by_rate.values(), key=lambda entries: statistics.fmean(e["chosen_by"] for e in entries))
-            found[name, task] = estimate([entry["score"] for entry in best])
-    return found
+            of_rates = [
+                [found[_spec(name), task, rate, seed] for seed in range(options.seeds)]
+                for rate in options.learning_rates
+            ]
+            best[name, task] = max(of_rates, key=_chosen_by)
+    return best
+
+
+def _chosen_by(entries: list[dict[str, Any]]) -> float:
+    return statistics.fmean(entry["chosen_by"] for entry in entries)
+
+
+def scores(content: dict[str, Any], options: Probe) -> dict[tuple[str, str], Estimate]:
+    """By variant and task: the accuracy at the chosen rate on the exercises that judge, over the seeds."""
+    best = chosen(content, options)
+    return {key: estimate([entry["score"] for entry in entries]) for key, entries in best.items()}
+
+
+def notes(content: dict[str, Any], options: Probe) -> list[str]:
+    """What a reader has to know about the scores."""
+    said = []
+    ends = (min(options.learning_rates), max(options.learning_rates))
+    at_edge = [
+        f"{variants.title(name)} on {task}"
+        for (name, task), entries in chosen(content, options).items()
+        if entries[0]["rate"] in ends and _chosen_by(entries) < 1
+    ]
+    if at_edge:
+        said.append(f"best learning rate at the edge of its grid, so a better one may lie beyond: {', '.join(at_edge)}")
+    specs = set(map(_spec, options.names))
+    for name in options.names:
+        variant = variants.parse(name)
+        if (more := variants.extras(variant)) and str(fair := variants.fair_baseline(variant)) not in specs:
+            lacking = f"{variants.title(name)} has {', '.join(more)}, which no baseline here has"
+            said.append(f"{lacking}; add {variants.name_of(fair)} to --variants")
+    if options.seeds == 1:
+        said.append("one seed each: no interval can be given, and small differences mean nothing")
+    return said
 
 
 def table(found: dict[tuple[str, str], Estimate]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

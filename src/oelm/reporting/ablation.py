@@ -40,17 +40,18 @@ def ablation(comparison: Comparison) -> tuple[Table]:
 
 def _controls(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
     """For every corrected variant, its correction over something else, as a question like the others."""
-    ran = dict.fromkeys(row.model_type for row in comparison.rows)
+    configs = {row.model_type: row.results[0].config for row in comparison.rows}
+    ran = {config.spec_of(config.variant) for config in configs.values()}
     for question, source in CONTROLS:
-        for name in ran:
-            control = variants.over(variants.parse(name), source)
-            if control and (source == DECISIVE or variants.name_of(control) in ran):
+        for name, config in configs.items():
+            control = variants.over(config.variant, source)
+            if control and (source == DECISIVE or config.spec_of(control) in ran):
                 yield question, variants.name_of(control), name
 
 
 def _answer(comparison: Comparison, question: str, before: str, after: str) -> tuple[str, ...]:
     arms = {row.title: row.results for row in comparison.rows}
-    titles = {variant: strongest(arms, {variant}) for variant in (before, after)}
+    titles = {variant: strongest(arms, [variants.parse(variant)]) for variant in (before, after)}
     missing = [variants.title(variant) for variant, title in titles.items() if title is None]
     first_title, second_title = (title or variants.title(variant) for variant, title in titles.items())
     pair = Said("{before} → {after}", before=first_title, after=second_title)

@@ -22,7 +22,6 @@ from typing import Any
 
 import yaml
 
-from oelm import variants
 from oelm.config import LOADER, RunConfig
 from oelm.data.meta import is_corpus
 from oelm.errors import UserError, is_plain_name, known
@@ -187,9 +186,12 @@ NOT_A_SETTING = {
 
 
 def read_matrix(
-    path: Path, outputs: Path, data_dir: Path, seeds: int | None = None, changes: Mapping[str, Any] | None = None
+    path: Path, outputs: Path, data_dir: Path | None, seeds: int | None = None, changes: Mapping[str, Any] | None = None
 ) -> list[Arm]:
-    """The arms of a matrix file; what is wrong in it is named by line and field."""
+    """The arms of a matrix file; what is wrong in it is named by line and field.
+
+    data_dir: where the corpora must be; None: they are wherever they were when the runs were made.
+    """
     file = Document.read(path)
     file.only(FIELDS)
     name = file.text("name", default=path.stem)
@@ -199,21 +201,21 @@ def read_matrix(
     rates = file.numbers("learning_rates", default=[RunConfig.max_lr])
     chosen = tuple(range(_count(seeds))) if seeds is not None else file.seeds("seeds", default=1)
     settings = {**_settings(file), **_changes(changes or {}, path)}
-    trial_steps, trial_seed = _tuning(file, chosen)
-    _refuse_twins(file, names)
+    trial_steps, trial_seed = _tuning(file, chosen, rates)
     arms = []
     for i, corpus in enumerate(corpora):
         if not is_plain_name(corpus):
             raise file.error("corpora", f"{corpus!r} is not the name of a prepared corpus", i)
-        if not is_corpus(data_dir / corpus):
-            raise file.error("corpora", f"there is no prepared corpus {data_dir / corpus}; oelm prepare {corpus}", i)
+        folder = (data_dir or Path("data")) / corpus
+        if data_dir is not None and not is_corpus(folder):
+            raise file.error("corpora", f"there is no prepared corpus {folder}; oelm prepare {corpus}", i)
         for j, variant in enumerate(names):
             config = _config(file, settings, {"model_type": (j, variant), "dataset": (i, corpus)}, rates, trial_steps)
             arm = Path(corpus, variant) if len(corpora) > 1 else Path(variant)
             arms.append(
                 Arm(
                     experiment=name,
-                    config=replace(config, data_path=str(data_dir / corpus)),
+                    config=replace(config, data_path=str(folder)),
                     folder=outputs / name / arm,
                     seeds=chosen,
                     rates=tuple(rates),
@@ -222,20 +224,18 @@ def read_matrix(
                     trial_seed=trial_seed,
                 )
             )
+    _refuse_twins(file, [arm.config for arm in arms[: len(names)]])
     return arms
 
 
-def _refuse_twins(file: Document, names: Sequence[str]) -> None:
+def _refuse_twins(file: Document, configs: Sequence[RunConfig]) -> None:
     """Two ways to write one variant would be trained twice, and could not be told apart."""
     seen: dict[str, str] = {}
-    for i, name in enumerate(names):
-        try:
-            variant = variants.name_of(variants.parse(name))
-        except UserError as error:
-            raise file.error("variants", str(error), i) from None
-        if variant in seen:
-            raise file.error("variants", f"{name} is the same as {seen[variant]}", i)
-        seen[variant] = name
+    for i, config in enumerate(configs):
+        spec = config.spec_of(config.variant)
+        if spec in seen:
+            raise file.error("variants", f"{config.model_type} is the same as {seen[spec]}", i)
+        seen[spec] = config.model_type
 
 
 def _settings(file: Document) -> dict[str, Any]:
@@ -255,9 +255,11 @@ def _changes(changes: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     return changes
 
 
-def _tuning(file: Document, seeds: Sequence[int]) -> tuple[int | None, int]:
+def _tuning(file: Document, seeds: Sequence[int], rates: Sequence[float]) -> tuple[int | None, int]:
     """How many steps the runs that look for a rate have, and their seed, which no run that counts may have."""
     tuning = file.mapping("tuning")
+    if tuning and len(rates) == 1:
+        raise file.error("tuning", "of a single learning rate nothing is tuned: give several, or drop this")
     for name, value in tuning.items():
         if name not in ("steps", "seed"):
             raise file.error("tuning", f"there are steps and seed, not {name}", name)

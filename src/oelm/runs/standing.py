@@ -10,7 +10,7 @@ from typing import Any
 from oelm.config import RunConfig
 from oelm.data.meta import Meta
 from oelm.errors import UserError
-from oelm.runfolder import RunFolder
+from oelm.runfolder import RunFolder, redefined
 from oelm.runs import attempts
 from oelm.runs.matrix import Arm
 
@@ -86,25 +86,34 @@ def check(arms: Sequence[Arm]) -> None:
         where = ", ".join(map(str, missing.values()))
         raise UserError(f"{where} must be prepared first: {commands} (for your own text with --source)")
     for arm in arms:
-        meta, searched = Meta.read(arm.config.data_folder), ("max_lr", "min_lr") if len(arm.rates) > 1 else ()
+        meta = Meta.read(arm.config.data_folder)
         for config in arm.trials():
-            _refuse_another_run(config, meta, ())
+            _refuse_another_run(config, meta)
         for config in arm.runs(arm.rates[0]):
-            _refuse_another_run(config, meta, searched)
+            _refuse_another_run(config, meta, arm.rates if len(arm.rates) > 1 else ())
 
 
-def _refuse_another_run(config: RunConfig, meta: Meta, may_differ: Sequence[str]) -> None:
-    """Refuses a plan for a folder that holds something else; a run that cannot be read is left to its process."""
+def _refuse_another_run(config: RunConfig, meta: Meta, grid: Sequence[float] = ()) -> None:
+    """Refuses a plan for a folder that holds something else; a run that cannot be read is left to its process.
+
+    grid: the rates among which the run's is the best.
+    """
     folder = RunFolder(config.run_folder)
     try:
         if not folder.exists():
             return
-        there, hashes = folder.config().identity(), folder.manifest()["data"]["sha256"]
+        there, manifest = folder.config().identity(), folder.manifest()
     except UserError:
         return
-    here = config.resolved(meta.vocab_size).identity()
-    changed = [f"{n}: {there[n]} there, {here[n]} now" for n in here if here[n] != there[n] and n not in may_differ]
-    if hashes != meta.sha256:
+    here, searched = config.resolved(meta.vocab_size).identity(), ("max_lr", "min_lr") if grid else ()
+    changed = [f"{n}: {there[n]} there, {here[n]} now" for n in here if here[n] != there[n] and n not in searched]
+    if manifest["data"]["sha256"] != meta.sha256:
         changed.append("its corpus had other bytes")
+    if other := redefined(config, manifest):
+        changed.append(other)
+    if untried := [f"{rate:g}" for rate in grid if rate not in manifest["learning_rate"]["grid"]]:
+        changed.append(f"its learning rate was chosen before {', '.join(untried)} was tried")
     if changed:
-        raise UserError(f"{folder.path} holds another run ({'; '.join(changed)}); choose another --out-dir")
+        raise UserError(
+            f"{folder.path} holds another run ({'; '.join(changed)}); remove it, or choose another --out-dir"
+        )

@@ -105,6 +105,8 @@ def _check_alike(config: RunConfig, data_hashes: Mapping[str, str], folder: RunF
     mine, other = config.identity(), theirs.identity()
     mine["model_type"], other["model_type"] = str(config.variant), str(theirs.variant)
     differing = [name for name in mine if name not in MAY_DIFFER and mine[name] != other[name]]
+    if not config.decays_like(theirs):
+        differing.append("min_lr")
     if manifest["data"]["sha256"] != dict(data_hashes):
         differing.append("the data")
     if differing:
