@@ -6,24 +6,29 @@ The page says nothing that is not in benchmarks/results; what has not been measu
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import performance
 from benchmarks.results import RESULTS
-from oelm.bench.bench import HEADINGS, cells
+from oelm.bench.bench import HEADINGS, cells, floor_ms, ratio
+from oelm.bench.options import Bench
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE, PLOT = DOCS / "performance.md", DOCS / "step-time.png"
 Rows = Sequence[Sequence[str]]
+SIZES = ("8x512", "64x512")
 
 OPENING = """# Performance
 
-Every figure here is made from a result file by `python -m benchmarks.page`; each section names the file and the command
-that measured it. Times are medians of interleaved rounds in one process, forwards in one round and backwards in the
-next. The floor is computed by `oelm.model.cost.floor` from the model's shape and from the two rates of the device that
-were measured in the same process: the products at the rate of an 8192³ bf16 product, and then, without any overlap, the
-bytes that no cache can hold (AdamW's, and the logits'). What was tried and did not help is in LOG.md.
+Every figure here is made from a result file by `python -m benchmarks.page`; each section names the file, the command
+that measured it and the commit of the code. Times are medians of interleaved rounds in one process, forwards in one
+round and backwards in the next; ratios are medians over pairs of such rounds. The floor is computed by
+`oelm.model.cost.floor` from the model's shape and from two rates of the device that were measured in the same process:
+the products at the rate of a large one (8192³ in bf16 on a GPU, 1024³ in fp32 on a CPU), and then, without any overlap,
+the bytes that no cache can hold (AdamW's, and the logits'). What was tried and did not help is in LOG.md.
 """
 
 
@@ -34,9 +39,15 @@ def table(headings: Sequence[str], rows: Rows) -> str:
 
 def source(name: str, command: str, result: dict[str, Any]) -> str:
     machine = result["machine"]
-    device = f"one {machine['gpu']}" if machine["gpu"] else machine["processor"]
-    torch = machine["versions"]["torch"]
-    return f"`benchmarks/results/{name}`, by `{command}`, on {device} with torch {torch}, {machine['date']}."
+    device = f"one {machine['gpu']}" if machine.get("gpu") else machine["processor"]
+    place = f"{device} with torch {machine['versions']['torch']}"
+    return f"`benchmarks/results/{name}`, by `{command}`, on {place}, {machine['date']}{commit(machine['git'])}."
+
+
+def commit(git: dict[str, Any] | None) -> str:
+    if git is None:
+        return ""
+    return f", at commit {git['commit'][:7]}{' with changes' if git['changed'] else ''}"
 
 
 def read(name: str) -> dict[str, Any] | None:
@@ -44,35 +55,70 @@ def read(name: str) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.exists() else None
 
 
+def command_of(part: str) -> str:
+    return f"python -m benchmarks.performance DATA --nanogpt CHECKOUT --parts {part}"
+
+
 def main_section() -> str:
-    parts = ["## A training step", "medium-512 in bf16 on the tokens of a real text."]
-    for size in ("8x512", "64x512"):
-        name = f"performance/main-{size}.json"
-        if result := read(name):
-            command = "python -m benchmarks.performance DATA --nanogpt CHECKOUT --parts main"
-            headings = [heading or size.replace("x", " × ") for heading in HEADINGS]
-            parts += [table(headings, cells(result)), against_peers(result), source(name, command, result)]
-    return "\n\n".join(parts)
-
-
-def against_peers(result: dict[str, Any]) -> str:
-    """In words, what the table says of the peers and of freezing."""
-    first, *others = result["contenders"]
-    ratios = [
-        f"{e['ms'] / first['ms']:.2f} × as long as ours in {e['name']}" for e in others if "oelm" not in e["name"]
+    parts = [
+        "## A training step",
+        "medium-512 in bf16. “Of the saving” is what a variant saves, as a share of what its floor says it could: the "
+        "median over the pairs of rounds, and their range.",
     ]
-    losses = result.get("same_loss", {})
-    words = ""
-    if ratios:
-        words = f"A step takes {' and '.join(ratios)}. They launch their kernels one by one, so where a step is short "
-        words += f"their time is the host's as well (here: {result['machine']['processor']}). "
-    if losses:
-        words += f"The same weights on the same batch gave, in fp32, the losses {same(losses)}. "
-    return words + "“Of the saving” is what a variant saves, as a share of what its floor says it could."
+    for size in SIZES:
+        for part in ("main", "freezing"):
+            name = f"performance/{part}-{size}.json"
+            if result := read(name):
+                headings = [heading or size.replace("x", " × ") for heading in HEADINGS]
+                parts += [table(headings, cells(result)), against_peers(result, size)]
+                parts.append(source(name, command_of(part), result))
+    return "\n\n".join(filter(None, parts))
+
+
+def against_peers(result: dict[str, Any], size: str) -> str:
+    """In words, what the table says of the peers."""
+    first, *others = result["contenders"]
+    peers = [entry for entry in others if "oelm" not in entry["name"]]
+    if not peers:
+        return ""
+    ratios = [
+        f"{ratio(peer, first):.2f} × as long as ours in {peer['name']}{alone(peer, first, size)}" for peer in peers
+    ]
+    return (
+        f"On the tokens of `{result['options']['data_path']}`, a step takes {' and '.join(ratios)}. They launch their "
+        "kernels one by one, so where a step is short their time is the host's as well "
+        f"(here: {result['machine']['processor']}), and whatever else its process holds may count. The same weights on "
+        f"the same batch gave, in fp32, the losses {same(result['same_loss'])}."
+    )
+
+
+def alone(peer: dict[str, Any], first: dict[str, Any], size: str) -> str:
+    """How long its step takes in a process of its own."""
+    for path in (RESULTS / "performance").glob(f"alone-{size}-*.json"):
+        (entry,) = json.loads(path.read_text())["contenders"]
+        if entry["name"] == peer["name"]:
+            return f" ({entry['ms'] / first['ms']:.2f} × in a process of its own: {entry['ms']:.3f} ms)"
+    return " (in a process of its own: not measured yet)"
 
 
 def same(losses: dict[str, float]) -> str:
     return ", ".join(f"{loss:.6f} ({name})" for name, loss in losses.items())
+
+
+def deterministic_section(result: dict[str, Any]) -> str:
+    times = {name: 1000 * statistics.median(seconds) for name, seconds in result["median_step_seconds"].items()}
+    words = ", ".join(f"{name} {ms:.2f} ms" for name, ms in times.items())
+    resumed = {
+        True: "A run that was resumed from its middle ended with the same bytes.",
+        False: "A run that was resumed from its middle did NOT end with the same bytes.",
+        None: "That a resumed run ends with the same bytes has not been shown yet.",
+    }[result.get("resume_same_bytes")]
+    return "\n\n".join(
+        [
+            "## With `--deterministic`",
+            f"{result['shape']}: a step takes {result['cost_ratio']:.2f} × as long ({words}). {resumed}",
+        ]
+    )
 
 
 def first_step_section(result: dict[str, Any]) -> str:
@@ -125,13 +171,14 @@ def cpu_section(result: dict[str, Any]) -> str:
 
 CPU_COMMAND = (
     "OMP_NUM_THREADS=1 oelm bench --preset nano --positions learned --batch_size 16 --nanogpt CHECKOUT --device cpu "
-    "--rounds 15 --out benchmarks/results/cpu.json"
+    "--rounds 40 --out benchmarks/results/cpu.json"
 )
 
 SECTIONS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "first_step.json": ("python -m benchmarks.first_step DATA", first_step_section),
     "end_to_end.json": ("python -m benchmarks.end_to_end DATA", end_to_end_section),
     "ablation.json": ("python -m benchmarks.ablation DATA", ablation_section),
+    "deterministic.json": ("python -m benchmarks.deterministic DATA", deterministic_section),
     "cpu.json": (CPU_COMMAND, cpu_section),
 }
 
@@ -159,34 +206,29 @@ def sweep_section(part: str, points: dict[int, dict[str, Any]]) -> str:
     names = [entry["name"] for entry in next(iter(points.values()))["contenders"]]
     rows = []
     for value, result in points.items():
-        by_name = {entry["name"]: entry["ms"] for entry in result["contenders"]}
-        first = result["contenders"][0]
-        times = [f"{by_name[name]:.2f} ({by_name[name] / first['ms']:.3f} ×)" for name in names]
-        rows.append((f"{value:,}", *times, f"{first['floor_ms']:.2f}"))
+        first, by_name = result["contenders"][0], {entry["name"]: entry for entry in result["contenders"]}
+        times = [f"{by_name[name]['ms']:.2f} ({ratio(by_name[name], first):.3f} ×)" for name in names]
+        rows.append((f"{value:,}", *times, f"{floor_ms(result, first):.2f}"))
     pieces = [f"## {title}", opening, table((title, *(f"{name}, ms" for name in names), "floor, ms"), rows)]
     if part == "batches":
         pieces.append(f"![step time against batch size]({PLOT.name})")
-    command = f"python -m benchmarks.performance DATA --nanogpt CHECKOUT --parts {part}"
-    return "\n\n".join([*pieces, source(f"performance/{part}-*.json", command, next(iter(points.values())))])
+    return "\n\n".join([*pieces, source(f"performance/{part}-*.json", command_of(part), next(iter(points.values())))])
 
 
 def render() -> str:
     pieces, missing = [OPENING.strip(), main_section()], []
-    for size in ("8x512", "64x512"):
-        if read(f"performance/main-{size}.json") is None:
-            missing.append(
-                f"a step at {size.replace('x', ' × ')}: `python -m benchmarks.performance DATA --parts main`"
-            )
+    for part, points in performance.points(Bench(nanogpt="CHECKOUT", huggingface=True)).items():
+        absent = [name for name in points if read(f"performance/{part}-{name}.json") is None]
+        if absent:
+            missing.append(f"{part}, at {', '.join(absent)}: `{command_of(part)}`")
     for name, (command, section) in SECTIONS.items():
         if result := read(name):
             pieces += [section(result), source(name, command, result)]
         else:
             missing.append(f"`{name}`: `{command}`")
     for part in SWEEPS:
-        if points := sweep(part):
-            pieces.append(sweep_section(part, points))
-        else:
-            missing.append(f"{SWEEPS[part][0].lower()}: `python -m benchmarks.performance DATA --parts {part}`")
+        if measured := sweep(part):
+            pieces.append(sweep_section(part, measured))
     if missing:
         pieces += ["## Not measured yet", "\n".join(f"- {each}" for each in missing)]
     return "\n\n".join(pieces) + "\n"
@@ -201,7 +243,7 @@ def draw(points: dict[int, dict[str, Any]]) -> None:
     names = [entry["name"] for entry in next(iter(points.values()))["contenders"]]
     for i, name in enumerate(names):
         axes.plot(list(points), [result["contenders"][i]["ms"] for result in points.values()], "o-", label=name)
-    floors = [result["contenders"][0]["floor_ms"] for result in points.values()]
+    floors = [floor_ms(result, result["contenders"][0]) for result in points.values()]
     axes.plot(list(points), floors, "k--", label="floor")
     axes.set(xscale="log", yscale="log", xlabel="sequences of 512 tokens per step", ylabel="ms per step")
     axes.set_xticks(list(points), [str(value) for value in points])

@@ -3,7 +3,9 @@
 Each point is one `oelm bench`, in a process of its own so that nothing is left over from the one before, and has a
 result file of its own under benchmarks/results/performance. Points that are there already are not measured again.
 
-    main      8 × 512 and 64 × 512: our variants and the peers
+    main      8 × 512 and 64 × 512: our baseline beside the peers
+    alone     the same, each peer in a process of its own, where nothing of ours can slow it down
+    freezing  the same sizes: our baseline beside the variants that save something, and nobody else
     engines   the same model by the engines graph, compile and eager
     batches   step time against batch size, for ours and the peers
     lengths   sequence lengths 256 … 4096 at 16,384 tokens a step: baseline, frozen and projection-free
@@ -28,15 +30,25 @@ bench({}, say=print)"""
 
 def points(peers: Bench) -> dict[str, dict[str, Bench]]:
     """What is measured, by part and name."""
+    main = replace(peers, variants=("baseline",), rounds=8)
     ours = replace(peers, nanogpt=None, huggingface=False)
     freezing = replace(ours, variants=("baseline", "oelm_v2", "identity_q", "oelm_shuffle"))
     engines = replace(ours, variants=("baseline",), engines=("graph", "compile", "eager"))
-    main = replace(peers, variants=freezing.variants, rounds=7)
-    alone = replace(peers, variants=("baseline",))
+    alone = {
+        "nanogpt": replace(main, variants=(), huggingface=False),
+        "huggingface": replace(main, variants=(), nanogpt=None),
+    }
+    sizes = {f"{batch}x512": batch for batch in (8, 64)}
     return {
-        "main": {f"{batch}x512": replace(main, batch_size=batch) for batch in (8, 64)},
-        "engines": {f"{batch}x512": replace(engines, batch_size=batch) for batch in (8, 64)},
-        "batches": {f"{batch}x512": replace(alone, batch_size=batch) for batch in (1, 2, 4, 8, 16, 32, 64)},
+        "main": {size: replace(main, batch_size=batch) for size, batch in sizes.items()},
+        "alone": {
+            f"{size}-{peer}": replace(each, batch_size=batch)
+            for size, batch in sizes.items()
+            for peer, each in alone.items()
+        },
+        "freezing": {size: replace(freezing, batch_size=batch, rounds=12) for size, batch in sizes.items()},
+        "engines": {size: replace(engines, batch_size=batch) for size, batch in sizes.items()},
+        "batches": {f"{batch}x512": replace(main, batch_size=batch) for batch in (1, 2, 4, 8, 16, 32, 64)},
         "lengths": {
             str(length): replace(freezing, batch_size=16_384 // length, seq_len=length)
             for length in (256, 512, 1024, 2048, 4096)

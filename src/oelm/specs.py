@@ -46,6 +46,11 @@ class When:
         return self.kind in ("trained", "freeze", "every")
 
     @property
+    def updates(self) -> float:
+        """How many of them there are in a step, in the mean, as long as it is as at birth."""
+        return 1 / self.number if self.kind == "every" else float(self.at_birth)
+
+    @property
     def ever(self) -> bool:
         """Whether it trains at any time."""
         return self.kind != "frozen"

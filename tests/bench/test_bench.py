@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch._C._autograd import DeviceType
 
-from oelm.bench.bench import bench, cells
-from oelm.bench.contenders import Contender
-from oelm.bench.measure import interleaved
+from oelm.bench.bench import bench, cells, floor_ms, ratio
+from oelm.bench.contenders import Contender, Ours
+from oelm.bench.measure import interleaved, pairs, ran_on_gpu
 from oelm.bench.options import Bench
 from oelm.errors import UserError
 
@@ -88,15 +90,46 @@ def test_all_compute_the_same_and_the_result_is_kept(storybook: Path, tmp_path: 
     assert names == ["oelm baseline, eager", "oelm oelm_v2, eager", "nanoGPT, eager", "Hugging Face Trainer, eager"]
     for entry in kept["contenders"]:
         assert len(entry["ms_rounds"]) == 2
-        assert 0 < entry["floor_ms"] < entry["ms"]
+        assert 0 < floor_ms(kept, entry) < entry["ms"]
         assert 0 < entry["mfu"] < 1
-    assert kept["contenders"][1]["floor_ms"] < kept["contenders"][0]["floor_ms"]
+    baseline, frozen, *_ = kept["contenders"]
+    assert floor_ms(kept, frozen) < floor_ms(kept, baseline)
+    assert baseline["first_loss"]["measured"] == pytest.approx(baseline["first_loss"]["model"], rel=1e-5)
     assert [row[0] for row in cells(result)] == [*names, "floor"]
 
 
 def test_a_peer_that_computes_something_else_is_not_measured(storybook: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="do not compute the same loss"):
         bench(options(storybook, tmp_path, nanogpt=checkout(tmp_path, factor=1.5)), say=lambda line: None)
+
+
+def test_steps_that_do_not_compute_what_they_stand_for_are_not_measured(
+    storybook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(contender: Ours, steps: int) -> None:
+        contender.first_loss = 1.0
+
+    monkeypatch.setattr(Ours, "run", run)
+    with pytest.raises(UserError, match="oelm baseline, eager does not compute its model's loss"):
+        bench(options(storybook, tmp_path), say=lambda line: None)
+
+
+def test_peers_can_be_measured_by_themselves(storybook: Path, tmp_path: Path) -> None:
+    result = bench(options(storybook, tmp_path, nanogpt=checkout(tmp_path), variants=()), say=lambda line: None)
+    assert [row[0] for row in cells(result)] == ["nanoGPT, eager", "floor"]
+
+
+def test_a_slow_moment_and_a_good_place_in_the_turns_do_not_pass_for_a_saving() -> None:
+    """Rounds forwards and backwards are taken together: here the second runs early in every other one."""
+    first, second = {"ms_rounds": [10.0, 12, 20, 22]}, {"ms_rounds": [11.0, 9, 21, 19, 5]}
+    assert pairs(first["ms_rounds"]) == [11, 21]
+    assert pairs(second["ms_rounds"]) == [10, 20]
+    assert ratio({"ms_rounds": second["ms_rounds"][:4]}, first) == pytest.approx((10 / 11 + 20 / 21) / 2)
+
+
+def test_only_what_ran_on_the_gpu_is_a_launch() -> None:
+    events = [SimpleNamespace(device_type=kind) for kind in (DeviceType.CPU, DeviceType.CUDA, DeviceType.CUDA)]
+    assert ran_on_gpu(events) == 2
 
 
 def test_a_path_that_is_no_checkout_is_named(storybook: Path, tmp_path: Path) -> None:
@@ -106,7 +139,7 @@ def test_a_path_that_is_no_checkout_is_named(storybook: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"engines": ("grph",)}, "did you mean graph"), ({"variants": ()}, "at least one"), ({"rounds": 0}, "--rounds")],
+    [({"engines": ("grph",)}, "did you mean graph"), ({"variants": ()}, "at least one"), ({"rounds": 3}, "--rounds")],
 )
 def test_wrong_options_are_refused(storybook: Path, tmp_path: Path, wrong: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):

@@ -67,11 +67,14 @@ def test_the_floor_of_medium_512_falls_by_what_is_frozen_or_left_out() -> None:
     """At round rates: 800 TFLOP/s and 4 TB/s."""
 
     def seconds(name: str) -> float:
-        return floor(RunConfig.make(preset="medium-512", model_type=name), 8, 800e12, 4e12).total
+        return floor(RunConfig.make(preset="medium-512", model_type=name), 8, 800e12, 4e12, half=True).total
 
     one_product = 6 * 2 * 8 * 512 * 512**2 / 800e12
     updates = 32 * 6 * 512**2 / 4e12
     assert seconds("baseline") - seconds("oelm_v2") == pytest.approx(2 * one_product + 2 * updates)
     assert seconds("baseline") - seconds("identity_q") == pytest.approx(3 * one_product + updates)
     assert seconds("baseline") - seconds("oelm_shuffle") == pytest.approx(6 * one_product + 2 * updates)
+    assert seconds("baseline") - seconds("q=normal+trained,k=normal+every(4)") == pytest.approx(
+        3 / 4 * (one_product + updates)
+    )
     assert 1.8e-3 < seconds("baseline") < 2.6e-3

@@ -305,9 +305,17 @@ def test_a_machine_without_a_compiler_is_told_what_to_do(tiny: Tiny, tmp_path: P
 
 
 def test_deterministic_kernels_are_for_the_run_alone(tiny: Tiny) -> None:
-    folder = fit(tiny(deterministic=True, max_steps=1, warmup_steps=1))
+    memory: Any = torch.utils.deterministic
+
+    class Looking(Observer):
+        def progress(self, progress: Progress) -> None:
+            assert torch.are_deterministic_algorithms_enabled()
+            assert not memory.fill_uninitialized_memory
+
+    folder = fit(tiny(deterministic=True, max_steps=1, warmup_steps=1, log_interval=1), Looking())
     assert folder.manifest()["sessions"][0]["deterministic"]
     assert not torch.are_deterministic_algorithms_enabled()
+    assert memory.fill_uninitialized_memory
 
 
 def test_a_full_disk_gets_one_line_and_keeps_what_was_saved(tiny: Tiny, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,26 +11,32 @@ from typing import Any
 
 import torch
 
-from oelm.bench.contenders import Contender, HuggingFace, NanoGpt, Ours, Tokens, losses_on_one_batch
-from oelm.bench.measure import Times, copy_rate, interleaved, launches, matmul_rate
+from oelm.bench.contenders import Contender, HuggingFace, NanoGpt, Ours, Tokens, first_loss, losses_on_one_batch
+from oelm.bench.measure import Times, copy_rate, interleaved, launches, matmul_rate, pairs
 from oelm.bench.options import Bench
 from oelm.bench.record import write_result
 from oelm.config import RunConfig
 from oelm.data.batches import open_corpus
+from oelm.errors import UserError
 from oelm.model.cost import floor, step_cost
+from oelm.training.step import precision_of
 from oelm.training.world import choose_device
 
 Build = Callable[[], Contender]
+SAME_LOSS = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3}  # relative
 
 
 def bench(options: Bench, say: Callable[[str], None]) -> dict[str, Any]:
     """Measures, writes the result file, and returns what is in it."""
-    first = options.config(options.variants[0])
+    first = options.config("baseline")
     device = choose_device(first.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # which is where kernels are launched
     corpus = open_corpus(first.data_folder, first.vocab_size, first.seq_len)
     tokens = corpus.split("train")[:]
     vocab_size = first.resolved(corpus.vocab_size).vocab_size
     result: dict[str, Any] = {"options": _public(options), "device": str(device), "tokens": corpus.hashes["train"]}
+    result["vocab_size"] = vocab_size
     if options.nanogpt or options.huggingface:
         result["same_loss"] = _prove(options, device, tokens, vocab_size)
         say(f"the same loss on one batch: {result['same_loss']}")
@@ -38,9 +46,11 @@ def bench(options: Bench, say: Callable[[str], None]) -> dict[str, Any]:
     try:
         for build, config in _line_up(options, device, tokens, vocab_size):
             contender, memory = _with_memory(build, device)
-            say(f"ready: {contender.name}")
             contenders.append(contender)
             entries.append(_computed(contender.name, config, memory, result["rates"]))
+            if isinstance(contender, Ours):
+                entries[-1]["first_loss"] = _checked(contender, config, device, tokens)
+            say(f"ready: {contender.name}")
         times = interleaved(
             contenders, device, options.rounds, options.seconds, on_round=lambda: say("a round is done")
         )
@@ -89,7 +99,9 @@ def _line_up(options: Bench, device: torch.device, tokens: Tokens, vocab_size: i
 def _with_memory(build: Build, device: torch.device) -> tuple[Contender, int | None]:
     """A contender that has run a few steps, and the most memory that it held meanwhile."""
     if device.type != "cuda":
-        return build(), None
+        contender = build()
+        contender.run(3)
+        return contender, None
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     contender = build()
@@ -98,16 +110,21 @@ def _with_memory(build: Build, device: torch.device) -> tuple[Contender, int | N
     return contender, torch.cuda.max_memory_allocated(device) - before
 
 
+def _checked(contender: Ours, config: RunConfig, device: torch.device, tokens: Tokens) -> dict[str, float]:
+    """The loss of the very steps that are measured, which must be that of the model that they stand for."""
+    losses = {"measured": contender.first_loss, "model": first_loss(config, device, tokens)}
+    if not math.isclose(*losses.values(), rel_tol=SAME_LOSS[precision_of(config, device)]):
+        raise UserError(f"{contender.name} does not compute its model's loss, so its time means nothing: {losses}")
+    return losses
+
+
 def _computed(name: str, config: RunConfig, memory: int | None, rates: dict[str, float]) -> dict[str, Any]:
-    least = floor(config, config.batch_size, rates["flops"], rates["bytes"])
     return {
         "name": name,
         "model_type": config.model_type,
         "parameters": step_cost(config, config.batch_size).parameters,
         "tokens_per_step": config.tokens_per_step,
         "flops_per_step": step_cost(config, config.batch_size).flops,
-        "floor_ms": 1000 * least.total,
-        "floor_products_ms": 1000 * least.products,
         "peak_memory_bytes": memory,
         "peak_flops": rates["flops"],
     }
@@ -121,6 +138,22 @@ def _measured(entry: dict[str, Any], contender: Contender, times: Times, device:
         "mfu": 1000 * entry["flops_per_step"] / times.median / entry["peak_flops"],
         "launches": launches(contender) if device.type == "cuda" else None,
     }
+
+
+def floor_ms(result: dict[str, Any], entry: dict[str, Any]) -> float:
+    """The least milliseconds that a step of a contender could take, by the rates measured beside it."""
+    options, rates = result["options"], result["rates"]
+    fields = ("preset", "batch_size", "seq_len", "d_model", "positions")
+    config = Bench(**{name: options[name] for name in fields}).config(entry["model_type"])
+    half = result["device"] != "cpu"
+    least = floor(config.resolved(result["vocab_size"]), config.batch_size, rates["flops"], rates["bytes"], half)
+    return 1000 * least.total
+
+
+def ratio(entry: dict[str, Any], first: dict[str, Any]) -> float:
+    """How long a contender's step is, as a multiple of the first one's: the median over the pairs of rounds."""
+    both = zip(pairs(entry["ms_rounds"]), pairs(first["ms_rounds"]), strict=True)
+    return statistics.median(theirs / ours for theirs, ours in both)
 
 
 HEADINGS = ("", "ms/step", "range", "tokens/s", "of peak", "launches", "memory", "vs first", "of the saving")
@@ -141,15 +174,21 @@ def cells(result: dict[str, Any]) -> list[tuple[str, ...]]:
                 f"{entry['mfu']:.1%}",
                 "–" if launched is None else f"{launched:.0f}",
                 "–" if memory is None else f"{memory / 2**30:.2f} GiB",
-                f"{entry['ms'] / first['ms']:.3f} ×",
-                _saving(entry, first),
+                f"{ratio(entry, first):.3f} ×",
+                _saving(result, entry),
             )
         )
-    rows.append(("floor", f"{first['floor_ms']:.3f}", *[""] * (len(HEADINGS) - 2)))
+    rows.append(("floor", f"{floor_ms(result, first):.3f}", *[""] * (len(HEADINGS) - 2)))
     return rows
 
 
-def _saving(entry: dict[str, Any], first: dict[str, Any]) -> str:
-    """What a variant saves against the first, as a share of what its floor says it could."""
-    possible = first["floor_ms"] - entry["floor_ms"]
-    return f"{(first['ms'] - entry['ms']) / possible:.0%}" if possible > 1e-6 else "–"
+def _saving(result: dict[str, Any], entry: dict[str, Any]) -> str:
+    """What a variant saves against the first, as a share of what its floor says it could: in the median of the pairs
+    of rounds, and in the least and the greatest."""
+    first = result["contenders"][0]
+    possible = floor_ms(result, first) - floor_ms(result, entry)
+    if possible < 1e-6:
+        return "–"
+    both = zip(pairs(entry["ms_rounds"]), pairs(first["ms_rounds"]), strict=True)
+    shares = [(ours - theirs) / possible for theirs, ours in both]
+    return f"{statistics.median(shares):.0%} ({min(shares):.0%}–{max(shares):.0%})"

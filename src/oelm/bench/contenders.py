@@ -49,13 +49,16 @@ class Ours(Contender):
         self.engine = open_engine(model, config, World(0, 1, device), batches)
         self.name = f"oelm {config.model_type}, {self.engine.name}"
         self.engine.rehearse(0)
+        self.first_loss = math.nan  # of the first step, as soon as it was run
         self._step = 0
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
             self.engine.step(self._step)
             self._step += 1
-        self.engine.results()
+        losses = self.engine.results()
+        if self._step == steps and losses:
+            self.first_loss = losses[0][0]
 
 
 class NanoGpt(Contender):
@@ -127,6 +130,10 @@ class HuggingFace(Contender):
             report_to=[],
             disable_tqdm=True,
         )
+        if device.type == "cuda":
+            if arguments.device != device:
+                raise UserError(f"--huggingface runs on {arguments.device}, not on {device}; set CUDA_VISIBLE_DEVICES")
+            arguments._n_gpu = 1  # or it would cut batches, so many times as large, over all the GPUs that it sees
         self._trainer = transformers.Trainer(
             transformers_model(config), arguments, train_dataset=_Windows(tokens, config.seq_len)
         )
@@ -229,6 +236,15 @@ def transformers_model(config: RunConfig) -> nn.Module:
     )
     model: nn.Module = transformers.GPT2LMHeadModel(shape)
     return model
+
+
+@torch.no_grad()
+def first_loss(config: RunConfig, device: torch.device, tokens: Tokens) -> float:
+    """The loss of a run's first step by its logical model in fp32, one sequence at a time."""
+    model = GPT(config, config.seed).to(device)
+    batch = Batches(tokens, config.seq_len, config.batch_size, config.seed).batch(0)
+    inputs, targets = (torch.from_numpy(part).contiguous().to(device) for part in (batch.inputs, batch.targets))
+    return math.fsum(model(i[None], t[None]).item() for i, t in zip(inputs, targets, strict=True)) / len(inputs)
 
 
 @torch.no_grad()

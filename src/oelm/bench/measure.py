@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -21,6 +23,12 @@ class Times:
     @property
     def median(self) -> float:
         return statistics.median(self.rounds)
+
+
+def pairs(rounds: Sequence[float]) -> list[float]:
+    """The means of a round forwards and the round backwards after it: in one of them a contender runs early, in the
+    other late, and whoever ran just before it was another."""
+    return [statistics.fmean(both) for both in zip(rounds[::2], rounds[1::2], strict=False)]
 
 
 def timed(work: Callable[[], object], device: torch.device) -> float:
@@ -44,13 +52,18 @@ def interleaved(
         contender.run(3)
         steps.append(max(3, round(seconds * 3 / timed(lambda c=contender: c.run(3), device))))  # type: ignore[misc]
     taken: list[list[float]] = [[] for _ in contenders]
-    for number in range(rounds):
-        order = range(len(contenders)) if number % 2 == 0 else reversed(range(len(contenders)))
-        for i in order:
-            contenders[i].run(2)
-            spent = timed(lambda i=i: contenders[i].run(steps[i]), device)  # type: ignore[misc]
-            taken[i].append(1000 * spent / steps[i])
-        on_round()
+    gc.collect()
+    gc.freeze()  # or a search for garbage in what all of them hold would count as the step of whoever runs then
+    try:
+        for number in range(rounds):
+            order = range(len(contenders)) if number % 2 == 0 else reversed(range(len(contenders)))
+            for i in order:
+                contenders[i].run(2)
+                spent = timed(lambda i=i: contenders[i].run(steps[i]), device)  # type: ignore[misc]
+                taken[i].append(1000 * spent / steps[i])
+            on_round()
+    finally:
+        gc.unfreeze()
     return [Times(tuple(times)) for times in taken]
 
 
@@ -74,7 +87,12 @@ def launches(contender: Contender) -> float:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         contender.run(steps)
         torch.cuda.synchronize()
-    return float(sum(event.count for event in profile.key_averages()) / steps)
+    return ran_on_gpu(profile.events() or ()) / steps
+
+
+def ran_on_gpu(events: Iterable[Any]) -> int:
+    """How many events of a profile ran on the GPU; the host's calls that began them are among the events, too."""
+    return sum(event.device_type.name == "CUDA" for event in events)
 
 
 def _best(work: Callable[[], object], device: torch.device) -> float:

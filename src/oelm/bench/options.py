@@ -40,8 +40,8 @@ class Bench:
     """Folder of the prepared corpus. None: data/DATASET."""
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda or cuda:N."""
-    rounds: int = 5
-    """Rounds in which all take turns."""
+    rounds: int = 6
+    """Rounds in which all take turns, forwards and backwards: an even number."""
     seconds: float = 0.5
     """How long each runs per round, about."""
     out: str | None = None
@@ -50,10 +50,10 @@ class Bench:
     def __post_init__(self) -> None:
         for engine in self.engines:
             known("engine", engine, CHOICES["engine"])
-        if not self.variants or not self.engines:
-            raise UserError("--variants and --engines must name at least one")
-        if self.rounds < 1 or not 0 < self.seconds < 1e6:
-            raise UserError("--rounds must be at least 1, and --seconds above 0")
+        if not (self.variants and self.engines) and not (self.nanogpt or self.huggingface):
+            raise UserError("there is nothing to measure: name at least one of --variants, and one of --engines")
+        if self.rounds < 2 or self.rounds % 2 or not 0 < self.seconds < 1e6:
+            raise UserError("--rounds must be an even number from 2, and --seconds above 0")
 
     def config(self, variant: str, engine: str = "auto") -> RunConfig:
         """The run that a contender of ours is at the beginning of."""
@@ -66,6 +66,6 @@ class Bench:
 
     @property
     def path(self) -> Path:
-        config = self.config(self.variants[0])
+        config = self.config("baseline")
         name = f"bench-{self.preset}-{config.batch_size}x{config.seq_len}.json"
         return Path(self.out) if self.out else Path("benchmarks") / "results" / name

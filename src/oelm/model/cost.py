@@ -17,9 +17,6 @@ from oelm.model.projection import shapes
 from oelm.specs import Side
 
 ADAM_BYTES = 8  # two fp32 moments per trained parameter
-# Per trained parameter and step: weight and moments read and written in fp32, the bf16 gradient written once and read
-# for its norm and for the update, the bf16 copy written.
-OPTIMIZER_TRAFFIC = 2 * 12 + 3 * 2 + 2
 
 
 @dataclass(frozen=True)
@@ -41,6 +38,7 @@ class Cost:
     parts: tuple[Part, ...]
     parameters: int
     frozen: int
+    updated: float  # parameters per step, in the mean
 
     @property
     def flops(self) -> int:
@@ -60,13 +58,13 @@ def step_cost(shape: Model, batch_size: int) -> Cost:
     d, layers, tokens = shape.d_model, shape.num_layers, batch_size * shape.seq_len
     variant = variants.parse(shape.model_type)
 
-    def product(name: str, weights: int, trained: int) -> Part:
-        return Part(name, 2 * tokens * weights, 2 * tokens * weights, 2 * tokens * trained)
+    def product(name: str, weights: int, updated: float) -> Part:
+        return Part(name, 2 * tokens * weights, 2 * tokens * weights, round(2 * tokens * updated))
 
     def projection(name: str) -> Part:
         read = [each for each in _query_key(shape) if each.name == name and len(each.size) > 1]
-        trained = [each for each in read if each.trains_at_birth]
-        return product(f"{name.upper()} projection", sum(each.count for each in read), sum(e.count for e in trained))
+        updated = sum(each.count * each.updates for each in read)
+        return product(f"{name.upper()} projection", sum(each.count for each in read), updated)
 
     scores = tokens * shape.seq_len * (d // variant.q.thin) * layers
     values = tokens * shape.seq_len * d * layers
@@ -78,8 +76,10 @@ def step_cost(shape: Model, batch_size: int) -> Cost:
         *(product(name, layers * weights, layers * weights) for name, weights in always.items()),
         product("LM head", d * shape.vocab_size, d * shape.vocab_size),
     )
-    frozen = sum(each.count for each in _query_key(shape) if not each.trains_at_birth)
-    return Cost(parts, count_parameters(shape), frozen)
+    parameters, sides = count_parameters(shape), list(_query_key(shape))
+    frozen = sum(each.count for each in sides if not each.updates)
+    resting = sum(each.count * (1 - each.updates) for each in sides)
+    return Cost(parts, parameters, frozen, parameters - resting)
 
 
 def count_parameters(shape: Model) -> int:
@@ -123,8 +123,9 @@ class _Tensor:
         return math.prod(self.size)
 
     @property
-    def trains_at_birth(self) -> bool:
-        return not self.ruled or self.side.trained
+    def updates(self) -> float:
+        """How many there are of it in a step, in the mean, as it trains at birth."""
+        return self.side.when.updates if self.ruled else 1.0
 
 
 def _query_key(shape: Model) -> Iterator[_Tensor]:
@@ -147,13 +148,14 @@ class Floor:
         return self.products + self.bytes
 
 
-def floor(shape: Model, batch_size: int, flops_per_second: float, bytes_per_second: float) -> Floor:
-    """The floor of a bf16 step, from a device's measured rates.
+def floor(shape: Model, batch_size: int, flops_per_second: float, bytes_per_second: float, half: bool) -> Floor:
+    """The floor of a step in bf16 (half) or fp32, from a device's measured rates.
 
-    The bytes are those that are too many for any cache: AdamW's, and those of the logits, which are written, read and
-    overwritten by the loss, and read for two gradients.
+    The bytes are those that are too many for any cache: of each parameter that is updated the weight and two moments,
+    read and written in fp32, the gradient, written once and read for its norm and for the update, and in bf16 the copy
+    that is written; and of the logits what is written once and read for two gradients.
     """
     cost = step_cost(shape, batch_size)
-    logits = 5 * 2 * batch_size * shape.seq_len * shape.vocab_size
-    moved = OPTIMIZER_TRAFFIC * cost.trainable + logits
-    return Floor(cost.flops / flops_per_second, moved / bytes_per_second)
+    each = 2 * 12 + 3 * 2 + 2 if half else 2 * 12 + 3 * 4
+    logits = 3 * (2 if half else 4) * batch_size * shape.seq_len * shape.vocab_size
+    return Floor(cost.flops / flops_per_second, (each * cost.updated + logits) / bytes_per_second)

@@ -25,7 +25,7 @@ from oelm.training.schedule import learning_rate, rate_factors
 from oelm.training.step import Engine, Resting, carry_over
 from oelm.training.world import World
 
-PLANNED_STEPS = 256  # at least the five that a rehearsal takes
+PLANNED_STEPS = 256  # at least the four that a rehearsal takes
 SCORED_TOKENS = 2**15
 RESIDENT_SHARE = 0.5  # of the free memory, at most, goes to the corpus
 
@@ -118,22 +118,13 @@ class GraphEngine(Engine):
             self._sequences[:, -1].copy_(self.to_device(batch.targets[:, -1]))
 
     def _capture(self, resting: Resting) -> None:
-        """Records a step. It runs first outside the recording, so that everything is compiled and allocated."""
         working, config = self._working, self.config
         units = [i for i, unit in enumerate(working.flat.units) if unit.name not in resting]
         update = FusedAdamW(working.flat, units, self._betas, config.grad_clip)
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                self._compute(resting, update)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._compute(resting, update)
+        self._graphs[resting] = recorded(lambda: self._compute(resting, update))
+        self._updates[resting] = update  # whose tables the graph reads
         working.weight_gradients.settle()
         update.settle()
-        self._graphs[resting], self._updates[resting] = graph, update  # whose tables the graph reads
 
     def _compute(self, resting: Resting, update: FusedAdamW) -> None:
         """The step that is next in the plan: loss, gradient, update, a note of the outcome."""
@@ -160,6 +151,21 @@ class GraphEngine(Engine):
         finally:
             torch._foreach_copy_(tensors, before)
             self._working.refresh()
+
+
+def recorded(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """The work as one graph. It runs first outside the recording, so that everything is compiled and allocated."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    # Of this thread alone: another one may be copying what a checkpoint is to hold.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        work()
+    return graph
 
 
 class Plan:

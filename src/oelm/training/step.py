@@ -302,12 +302,15 @@ def precision_of(config: RunConfig, device: torch.device) -> torch.dtype:
 def deterministic_kernels() -> Iterator[None]:
     """Only kernels that give the same bytes each time. Must come before the first use of the GPU."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before = torch.are_deterministic_algorithms_enabled()
+    memory: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
+    memory.fill_uninitialized_memory = False  # a help in finding mistakes, which takes a kernel for each new tensor
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.use_deterministic_algorithms(before[0])
+        memory.fill_uninitialized_memory = before[1]
 
 
 @contextmanager
