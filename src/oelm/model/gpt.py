@@ -16,6 +16,7 @@ from oelm import variants
 from oelm.config import Model
 from oelm.model.attention import Attention, rotation_table
 from oelm.model.dropout import Dropout
+from oelm.model.head import mean_loss
 from oelm.model.orthogonal import INIT_STD
 from oelm.model.projection import MATRICES
 from oelm.model.querykey import birth, frozen_at_birth, generator, place_of, ruled
@@ -88,10 +89,10 @@ class GPT(nn.Module):
 
         rows: the number of each sequence in the run, (batch,); needed only where dropout is active.
         """
-        logits = F.linear(self.trunk(self.tokens(tokens), rows), self.tokens.weight)
+        hidden = self.trunk(self.tokens(tokens), rows)
         if targets is None:
-            return logits
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+            return F.linear(hidden, self.tokens.weight)
+        return mean_loss(hidden.flatten(0, 1), self.tokens.weight, targets.flatten())
 
     def trunk(self, embedded: Tensor, rows: Tensor | None = None) -> Tensor:
         """From token embeddings to what the output layer reads, both (batch, time, d_model)."""
