@@ -20,7 +20,7 @@ def mean_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     rows whose target is negative do not count."""
     pieces = hidden.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling()
     if pieces and hidden.dtype == torch.float32 and bool((targets >= 0).all()):
-        loss: Tensor = _InPieces.apply(hidden, weight, targets)
+        loss: Tensor = _InPieces.apply(hidden, weight, targets)  # type: ignore[no-untyped-call]
         return loss
     return F.cross_entropy(F.linear(hidden, weight).float(), targets)
 
