@@ -20,18 +20,27 @@ settings:
 """
 
 
-@pytest.fixture
-def results(storybook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(page, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(page, "PAGE", tmp_path / "results.md")
-    monkeypatch.setattr(page, "REPORTS", tmp_path / "reports")
+@pytest.fixture(scope="module")
+def study(storybook: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The matrices of the study, the last of them a small one whose runs are kept."""
+    folder = tmp_path_factory.mktemp("study")
     for matrix in page.MATRICES.glob("*.yaml"):
-        shutil.copy(matrix, tmp_path)
-    monkeypatch.setattr(page, "MATRICES", tmp_path)
-    (tmp_path / "nano.yaml").write_text(MATRIX)
-    assert run([tmp_path / "nano.yaml"], tmp_path / "results", storybook.parent) == 0
-    return tmp_path / "results"
+        shutil.copy(matrix, folder)
+    (folder / "nano.yaml").write_text(MATRIX)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert run([Path("nano.yaml")], Path("results"), storybook.parent) == 0
+    return folder
+
+
+@pytest.fixture
+def results(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What is kept, for a test to do with as it likes."""
+    shutil.copytree(study, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    for name, place in {"RESULTS": "results", "PAGE": "results.md", "REPORTS": "reports", "MATRICES": "."}.items():
+        monkeypatch.setattr(page, name, Path(place))
+    return Path("results")
 
 
 def test_the_page_holds_the_comparison_the_controls_and_what_is_missing(results: Path) -> None:
