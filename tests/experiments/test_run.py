@@ -13,11 +13,9 @@ import pytest
 
 import experiments
 from experiments.run import run
-from oelm import variants
 from oelm.analysis.compare import compare
 from oelm.config import RunConfig
 from oelm.errors import UserError
-from oelm.model.cost import trained_share
 from oelm.runfolder import RunFolder, find_runs
 from oelm.runs.matrix import read_matrix
 from oelm.training.loop import fit
@@ -174,7 +172,5 @@ def test_the_matrices_of_the_study_are_sound(matrix: Path, tmp_path: Path) -> No
         (tmp_path / corpus).mkdir()
         (tmp_path / corpus / "meta.json").touch()
     for arm in read_matrix(matrix, tmp_path / "results", tmp_path):
-        is_baseline = variants.fair_baseline(arm.config.variant) == arm.config.variant
-        assert is_baseline or 0 <= trained_share(arm.config) <= 1.01
         assert arm.config.recipe == "fair"
         assert len(arm.rates) > 1 or arm.config.final_split == "val"  # no search looks at the test split
