@@ -145,22 +145,16 @@ def end_to_end_section(result: dict[str, Any]) -> str:
 
 
 def ablation_section(result: dict[str, Any]) -> str:
-    sizes = list(result["steps"])
-    whole = {size: result["steps"][size]["everything"]["ms"] for size in sizes}
-    rows = [
-        (
-            name,
-            *(
-                f"{result['steps'][s][name]['ms']:.3f} ms ({result['steps'][s][name]['ms'] / whole[s]:.2f} ×)"
-                for s in sizes
-            ),
-        )
-        for name in result["steps"][sizes[0]]
-    ]
+    steps = result["steps"]
+
+    def cell(size: str, name: str) -> str:
+        entry = steps[size][name]
+        return f"{entry['ms']:.3f} ms ({ratio(entry, steps[size]['everything']):.2f} ×)"
+
+    rows = [(name, *(cell(size, name) for size in steps)) for name in steps[SIZES[0]]]
     opening = "The baseline's step without one technique at a time, PyTorch's own means in its place."
-    return "\n\n".join(
-        ["## What each technique brings", opening, table(("", *(s.replace("x", " × ") for s in sizes)), rows)]
-    )
+    headings = ("", *(size.replace("x", " × ") for size in steps))
+    return "\n\n".join(["## What each technique brings", opening, table(headings, rows)])
 
 
 def cpu_section(result: dict[str, Any]) -> str:

@@ -34,17 +34,13 @@ def points(peers: Bench) -> dict[str, dict[str, Bench]]:
     ours = replace(peers, nanogpt=None, huggingface=False)
     freezing = replace(ours, variants=("baseline", "oelm_v2", "identity_q", "oelm_shuffle"))
     engines = replace(ours, variants=("baseline",), engines=("graph", "compile", "eager"))
-    alone = {
-        "nanogpt": replace(main, variants=(), huggingface=False),
-        "huggingface": replace(main, variants=(), nanogpt=None),
-    }
     sizes = {f"{batch}x512": batch for batch in (8, 64)}
     return {
         "main": {size: replace(main, batch_size=batch) for size, batch in sizes.items()},
         "alone": {
-            f"{size}-{peer}": replace(each, batch_size=batch)
+            f"{size}-{name}": replace(peer, batch_size=batch)
             for size, batch in sizes.items()
-            for peer, each in alone.items()
+            for name, peer in each_alone(main).items()
         },
         "freezing": {size: replace(freezing, batch_size=batch, rounds=12) for size, batch in sizes.items()},
         "engines": {size: replace(engines, batch_size=batch) for size, batch in sizes.items()},
@@ -55,6 +51,16 @@ def points(peers: Bench) -> dict[str, dict[str, Bench]]:
         },
         "widths": {str(width): replace(freezing, d_model=width) for width in (256, 512, 768, 1024, 1536)},
     }
+
+
+def each_alone(peers: Bench) -> dict[str, Bench]:
+    """The peers that there are, one at a time and without us."""
+    alone = {}
+    if peers.nanogpt:
+        alone["nanogpt"] = replace(peers, variants=(), huggingface=False)
+    if peers.huggingface:
+        alone["huggingface"] = replace(peers, variants=(), nanogpt=None)
+    return alone
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from benchmarks.page import Rows, table
-from experiments.run import RESULTS, is_kept
+from experiments.run import RESULTS, is_kept, planned
 from oelm import variants
 from oelm.analysis.compare import Comparison, compare_all
 from oelm.analysis.results import Result, read_result
@@ -25,6 +25,7 @@ from oelm.reporting.ablation import ablation
 from oelm.reporting.report import report
 from oelm.runfolder import RunFolder, read_json, runs_below
 from oelm.runs.matrix import Arm, read_matrix
+from oelm.runs.standing import refuse_other_runs
 
 MATRICES = Path(__file__).parent
 DOCS = MATRICES.parent / "docs"
@@ -71,7 +72,7 @@ class Study:
 
     @cached_property
     def planned(self) -> list[Path]:
-        return [run.run_folder for arm in self.arms for run in (*arm.trials(), *arm.runs(arm.rates[0]))]
+        return [path for arm in self.arms for path in planned(arm)]
 
     @cached_property
     def kept(self) -> list[RunFolder]:
@@ -79,6 +80,8 @@ class Study:
         kept = runs_below(RESULTS / self.name)
         if strangers := [str(run.path) for run in kept if run.path not in self.planned]:
             raise UserError(f"{strangers[0]} is no run of experiments/{self.name}.yaml; remove it")
+        for arm in self.arms:
+            refuse_other_runs(arm)
         return kept
 
     @property
@@ -138,7 +141,7 @@ def plateau(study: Study) -> list[str]:
     headings = ["variant", *(f"{rate:g}" for rate in rates), *(f"seed {seed}" for seed in seeds)]
     rows = []
     for arm in study.arms:
-        folders = [run.run_folder for run in (*arm.trials(), *arm.runs(arm.rates[0]))]
+        folders = planned(arm)
         if any(map(is_kept, folders)):
             rows.append([variants.title(arm.config.model_type), *map(leaves_plateau, folders)])
     return [

@@ -48,38 +48,44 @@ def run(
     archive: Path | None = None,
     part: tuple[int, int] = (1, 1),
 ) -> int:
-    """Runs what is not kept yet, and returns how many runs are left, of those known so far."""
+    """Runs what is not kept yet, and returns how many runs are left."""
     until = time.monotonic() + 60 * minutes
     _check_places(results, archive)
     arms = [arm for path in matrices for arm in read_matrix(path, results, data_dir)][part[0] - 1 :: part[1]]
     check(arms)
-    left, seconds_per_step = 0, 0.0
-    SCRATCH.mkdir(exist_ok=True)
+    seconds_per_step = 0.0
     with tempfile.TemporaryDirectory(prefix="study-", dir=SCRATCH) as place:
         scratch = RunFolder(Path(place) / "run")
         for config in _todo(arms):
-            if time.monotonic() + SECONDS_TO_START + config.max_steps * seconds_per_step > until:
-                left += 1
+            expected = SECONDS_TO_START + config.max_steps * seconds_per_step
+            if seconds_per_step and time.monotonic() + expected > until:
                 continue
             if _train(config, scratch):
                 seconds_per_step = max(seconds_per_step, scratch.timing()["total_wall_time"] / config.max_steps)
                 print(f"{config.run_folder.relative_to(results)}: {_outcome(scratch)}", flush=True)
-            else:
-                left += 1
             if is_kept(scratch.path):
                 keep(scratch, config.run_folder)
             if archive:
                 _archive(results, archive)
-    print(f"at least {left} runs are left, or failed" if left else "nothing is left to run", flush=True)
+    left = sum(not is_kept(path) for arm in arms for path in planned(arm))
+    print(f"{left} runs are left" if left else "nothing is left to run", flush=True)
     return left
+
+
+def planned(arm: Arm) -> list[Path]:
+    """The folders of an arm's runs: of those that look for its rate, and of those that count."""
+    return [config.run_folder for config in (*arm.trials(), *arm.runs(arm.rates[0]))]
 
 
 def _check_places(results: Path, archive: Path | None) -> None:
     """Refuses, before anything is trained, places where nothing could be kept."""
-    if results.exists() and not results.is_dir():
-        raise UserError(f"--results {results} is no folder")
-    if archive and not archive.parent.is_dir():
-        raise UserError(f"--archive {archive}: there is no folder {archive.parent}; make it first")
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        SCRATCH.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--results {results} and {SCRATCH} must be folders that can be written: {error}") from None
+    if archive and (archive.is_dir() or not archive.parent.is_dir()):
+        raise UserError(f"--archive {archive} must be a file in a folder that is there")
 
 
 def _todo(arms: Sequence[Arm]) -> Iterator[RunConfig]:

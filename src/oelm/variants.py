@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 
 from oelm import specs
+from oelm.errors import UserError
 from oelm.specs import Side, Variant, When
 
 NAMED = {
@@ -87,9 +88,17 @@ def extras(variant: Variant) -> list[str]:
 
 
 def over(variant: Variant, source: str) -> Variant | None:
-    """A corrected variant with another source in the place of its frozen orthogonal one; None where it has no such."""
-    sides = [variant.q, variant.k]
-    if not any(side.source == "headwise" and not side.when.ever and side.corrected for side in sides):
+    """The variant with its corrections over another source: where they now are over a frozen orthogonal matrix.
+
+    None where there are none, or where the corrections would have no effect.
+    """
+
+    def put(side: Side) -> Side:
+        frozen = side.source == "headwise" and not side.when.ever
+        return dataclasses.replace(side, source=source) if frozen and side.corrected else side
+
+    control = Variant(put(variant.q), put(variant.k))
+    try:
+        return None if control == variant else parse(str(control))
+    except UserError:
         return None
-    q, k = (dataclasses.replace(side, source=source) if side.source == "headwise" else side for side in sides)
-    return None if specs.senseless(q) or specs.senseless(k) else Variant(q, k)

@@ -164,14 +164,18 @@ def test_runs_that_shared_a_device_are_said_to_have_done_so(train: Callable[...,
     assert said in compare([one, other]).warnings
     last_an_hour(other, "elsewhere")
     assert said not in compare([one, other]).warnings
+    last_an_hour(train("oelm_v2", 7, trial=True), "here")
+    assert said in compare(find_runs([one.path.parent])).warnings
 
 
 def test_rates_that_fall_to_another_share_are_said(train: Callable[..., RunFolder]) -> None:
     baseline = train("baseline")
-    for name, changes in {"oelm_v2": {"max_lr": 1e-3}, "oelm_random": {"max_lr": 1e-3, "min_lr": 3e-4}}.items():
-        assert "min_lr" not in str(compare([baseline, train(name, **changes)]).warnings)
-    said = compare([baseline, train("oelm_v2", min_lr=0.0)]).warnings
-    assert any("differ in more than the variant: min_lr" in warning for warning in said)
+    as_far, as_low = train("oelm_v2", max_lr=1e-3), train("oelm_random", max_lr=1e-3, min_lr=3e-4)
+    for other in (as_far, as_low):
+        assert "min_lr" not in str(compare([baseline, other]).warnings)
+    for runs in ([baseline, as_far, as_low], [baseline, train("oelm_v2", min_lr=0.0)]):
+        said = compare(runs).warnings
+        assert any("differ in more than the variant: min_lr" in warning for warning in said)
 
 
 def test_rates_found_at_another_length_are_said(train: Callable[..., RunFolder], tmp_path: Path) -> None:
@@ -196,6 +200,9 @@ def test_variants_that_come_to_the_same_are_the_same(train: Callable[..., RunFol
     judged = comparison.rows[2]
     assert judged.gap is not None
     assert judged.gap.mean == pytest.approx(loss_of(runs[2]) - min(map(loss_of, runs[:2])))
+    twin = train("headwise+residual(8)")
+    with pytest.raises(UserError, match="leave one out"):
+        compare([*runs, twin])
 
 
 def test_a_name_that_has_come_to_mean_something_else_is_refused(train: Callable[..., RunFolder]) -> None:

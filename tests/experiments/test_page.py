@@ -10,6 +10,7 @@ import pytest
 from experiments import page
 from experiments.run import run
 from oelm.analysis.compare import compare_all
+from oelm.errors import UserError
 from oelm.runfolder import find_runs
 
 MATRIX = """variants: [baseline, oelm_v2, headwise+lowrank(2), zero+lowrank(2)]
@@ -71,6 +72,13 @@ def test_a_study_half_done_is_said_to_be_half_done(results: Path) -> None:
     text = page.render()
     assert "## The study in small" not in text
     assert "9 of 16 runs" in text
+
+
+def test_runs_of_another_version_of_the_matrix_are_refused(results: Path) -> None:
+    matrix = page.MATRICES / "nano.yaml"
+    matrix.write_text(matrix.read_text().replace("max_steps: 4", "max_steps: 5"))
+    with pytest.raises(UserError, match=r"holds another run \(max_steps: 4 there, 5 now"):
+        page.render()
 
 
 def test_a_run_that_is_none_of_the_studys_is_refused(results: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,8 +42,7 @@ def test_what_is_kept_is_not_run_again_and_can_be_compared(
     monkeypatch.chdir(tmp_path)
     matrix, results, archive = tmp_path / "m.yaml", tmp_path / "results", tmp_path / "kept.tar"
     matrix.write_text(MATRIX)
-    assert run([matrix], results, storybook.parent, minutes=0, archive=None) == 4
-    assert not list(tmp_path.rglob("manifest.json"))
+    assert run([matrix], results, storybook.parent, minutes=0.1, archive=None) == 7
     assert run([matrix], results, storybook.parent, minutes=60, archive=archive, part=(2, 2)) == 0
     assert {path.parent.parent.name for path in results.rglob("seed-1/manifest.json")} == {"oelm_v2"}
     assert run([matrix], results, storybook.parent, minutes=60, archive=archive) == 0
@@ -84,7 +83,7 @@ def test_runs_at_the_best_rate_of_a_smaller_grid_are_not_taken_for_those_of_a_wi
     matrix.write_text(MATRIX.replace("[baseline, oelm_v2]", "baseline"))
     run([matrix], tmp_path / "results", storybook.parent)
     matrix.write_text(matrix.read_text().replace("[1e-3, 1e-2]", "[1e-3, 1e-2, 3e-2]"))
-    with pytest.raises(UserError, match=r"its learning rate was chosen before 0\.03 was tried\); remove it"):
+    with pytest.raises(UserError, match=r"the best of 0\.001, 0\.01, not of 0\.001, 0\.01, 0\.03\); remove it"):
         run([matrix], tmp_path / "results", storybook.parent)
 
 
@@ -94,11 +93,12 @@ def test_where_nothing_could_be_kept_nothing_is_trained(
     monkeypatch.chdir(tmp_path)
     matrix = tmp_path / "m.yaml"
     matrix.write_text(MATRIX)
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="must be folders that can be written"):
         run([matrix], matrix, storybook.parent)
-    with pytest.raises(UserError, match="make it first"):
-        run([matrix], tmp_path / "results", storybook.parent, archive=tmp_path / "nowhere" / "kept.tar")
-    assert not (tmp_path / "results").exists()
+    for archive in (tmp_path / "nowhere" / "kept.tar", tmp_path):
+        with pytest.raises(UserError, match="must be a file in a folder that is there"):
+            run([matrix], tmp_path / "results", storybook.parent, archive=archive)
+    assert not list((tmp_path / "results").iterdir())
 
 
 def test_whoever_stops_a_run_stops_them_all(storybook: Path, tmp_path: Path) -> None:
@@ -145,7 +145,8 @@ def test_what_fails_holds_up_nothing_else(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("experiments.run.fit", failing)
     (tmp_path / "m.yaml").write_text(MATRIX)
-    assert run([tmp_path / "m.yaml"], tmp_path / "results", storybook.parent, minutes=60, archive=None) == 2
+    archive = tmp_path / "kept.tar"
+    assert run([tmp_path / "m.yaml"], tmp_path / "results", storybook.parent, minutes=60, archive=archive) == 4
     assert "no room for a baseline" in capsys.readouterr().out
     assert not (tmp_path / "results/m/baseline").exists()
     assert len(find_runs([tmp_path / "results/m/oelm_v2"])) == 2

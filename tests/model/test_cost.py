@@ -67,7 +67,7 @@ def test_the_floor_of_medium_512_falls_by_what_is_frozen_or_left_out() -> None:
     """At round rates: 800 TFLOP/s and 4 TB/s."""
 
     def seconds(name: str) -> float:
-        return floor(RunConfig.make(preset="medium-512", model_type=name), 8, 800e12, 4e12, half=True).total
+        return floor(RunConfig.make(preset="medium-512", model_type=name), 8, 800e12, 4e12, gpu=True).total
 
     one_product = 6 * 2 * 8 * 512 * 512**2 / 800e12
     updates = 32 * 6 * 512**2 / 4e12

@@ -70,6 +70,9 @@ def test_what_weakens_a_score_is_said() -> None:
     assert edge.endswith("so a better one may lie beyond: OELM-v3 on recall")
     assert unfair == "OELM-v3 has shift, which no baseline here has; add baseline_shift to --variants"
     assert single.startswith("one seed each")
+    alone = replace(options, variants=("normal+trained+residual(16)", "headwise+residual(25%)"), learning_rates=(1e-3,))
+    entries = [entry(name, 1e-3, 0, 0.9, 0.9) for name in alone.variants]
+    assert notes({"entries": entries}, alone) == ["learning rate not tuned", single]
 
 
 @pytest.mark.parametrize("variant", ["normal+freeze(50%)", "headwise+thaw(30%)+lowrank(4)+shift", "normal+every(2)"])

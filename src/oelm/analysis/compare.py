@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from oelm import variants
-from oelm.analysis.fairness import Arm, listed, paired_gaps, refuse_other_tasks, unequal_extras, warnings
+from oelm.analysis.fairness import Arm, listed, paired_gaps, refuse_other_tasks, shared_device, unequal_extras, warnings
 from oelm.analysis.results import LeftOut, Result, by_task, read_result, read_results, without_trials
 from oelm.analysis.stats import CRITERION, Estimate, estimate, verdict
 from oelm.config import RunConfig
@@ -159,7 +159,7 @@ def compare(folders: Sequence[RunFolder], measure: Measure = ORIGINAL) -> Compar
     if not judged:
         raise UserError("these runs only served to find a learning rate: there is nothing to judge among them")
     refuse_other_tasks(judged)
-    return compared(judged, measure, trials=len(results) - len(judged))
+    return compared(judged, measure, trials=len(results) - len(judged), beside=results)
 
 
 def compare_all(folders: Sequence[RunFolder], measure: Measure = ORIGINAL) -> list[Comparison]:
@@ -175,7 +175,10 @@ def compare_all(folders: Sequence[RunFolder], measure: Measure = ORIGINAL) -> li
         left_out += twins
     first, *others = groups
     trials = len(results) - len(judged)
-    return [compared(first, measure, tuple(left_out), trials), *(compared(group, measure) for group in others)]
+    return [
+        compared(first, measure, tuple(left_out), trials, results),
+        *(compared(group, measure, beside=results) for group in others),
+    ]
 
 
 def without_twins(results: Sequence[Result]) -> tuple[list[Result], list[LeftOut]]:
@@ -190,13 +193,20 @@ def without_twins(results: Sequence[Result]) -> tuple[list[Result], list[LeftOut
 
 
 def compared(
-    results: Sequence[Result], measure: Measure, left_out: tuple[LeftOut, ...] = (), trials: int = 0
+    results: Sequence[Result],
+    measure: Measure,
+    left_out: tuple[LeftOut, ...] = (),
+    trials: int = 0,
+    beside: Sequence[Result] = (),
 ) -> Comparison:
-    """The comparison of results of one task; trials: how many were left out because they only looked for a rate."""
+    """The comparison of results of one task; trials: how many were left out because they only looked for a rate;
+    beside: all that were read, which may have run at the same time."""
     arms = _arms(results)
     references = _references(arms, measure)
     rows = [_row(title, arm, arms.get(references[title] or "", {}), measure) for title, arm in arms.items()]
     said = warnings(results, arms, references)
+    if shared := shared_device(results, beside):
+        said.append(shared)
     if measure.baseline == "baseline":
         said += unequal_extras(arms, references)
     elif baseline := next(filter(None, references.values()), None):
@@ -208,7 +218,7 @@ def compared(
 
 def alike(result: Result) -> str:
     """What the runs of one row have in common."""
-    return repr([result.variant, result.settings(), result.config.max_lr, result.config.min_lr])
+    return repr([result.spec, result.settings(), result.config.max_lr, result.config.min_lr])
 
 
 def _arms(results: Sequence[Result]) -> dict[str, Arm]:
@@ -221,7 +231,7 @@ def _arms(results: Sequence[Result]) -> dict[str, Arm]:
             raise UserError(f"{twins} are both {result.variant} with seed {seed}; leave one out")
         arm[seed] = result
     firsts = [next(iter(arm.values())) for arm in arms.values()]
-    titles = [_title(first, [other for other in firsts if other.variant == first.variant]) for first in firsts]
+    titles = [_title(first, [other for other in firsts if other.spec == first.spec]) for first in firsts]
     return dict(zip(titles, arms.values(), strict=True))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import combinations
 
 from oelm import variants
 from oelm.analysis.results import Result
@@ -44,7 +44,6 @@ def warnings(results: Sequence[Result], arms: Mapping[str, Arm], references: Map
             if other not in (None, title)
         ),
         _unequal_cost(arms),
-        _shared_device(results),
     ]
     return [line for line in said if line]
 
@@ -111,7 +110,7 @@ def _better_elsewhere(title: str, arms: Mapping[str, Arm]) -> str:
     gaps = {}
     for other in arms.values():
         theirs = next(iter(other.values()))
-        if theirs.variant == one.variant and theirs.settings() == one.settings() and (pairs := paired_gaps(other, arm)):
+        if theirs.spec == one.spec and theirs.settings() == one.settings() and (pairs := paired_gaps(other, arm)):
             gaps[theirs.config.max_lr] = math.fsum(pairs) / len(pairs)
     rate = min(gaps, key=lambda rate: gaps[rate])
     if gaps[rate] >= 0:
@@ -126,7 +125,8 @@ def _better_elsewhere(title: str, arms: Mapping[str, Arm]) -> str:
 def _other_settings(results: Sequence[Result]) -> str:
     settings = [result.settings() for result in results]
     differing = [name for name in settings[0] if len({repr(each[name]) for each in settings}) > 1]
-    if not all(result.config.decays_like(results[0].config) for result in results):
+    configs = {(result.config.max_lr, result.config.min_lr): result.config for result in results}.values()
+    if not all(one.decays_like(other) for one, other in combinations(configs, 2)):
         differing.append("min_lr")
     return Said("the runs differ in more than the variant: {fields}", fields=differing) if differing else ""
 
@@ -156,15 +156,18 @@ def _unequal_cost(arms: Mapping[str, Arm]) -> str:
     return Said("step times are not comparable: {ran}", ran=ran)
 
 
-def _shared_device(results: Sequence[Result]) -> str:
-    """Whether runs were on one device at one time, and slowed each other down."""
-    sessions: dict[tuple[str, str], list[tuple[float, float]]] = {}
+def shared_device(results: Sequence[Result], beside: Iterable[Result]) -> str:
+    """Whether others, trials among them, were on the device of one of these results at the same time, and slowed it
+    down: as far as their last sessions tell, the only ones whose ends are known."""
+    sessions: dict[tuple[str, str], list[tuple[Result, float, float]]] = {}
+    for other in beside:
+        sessions.setdefault(other.device, []).append((other, *other.last_session))
     for result in results:
-        sessions.setdefault(result.device, []).append(result.last_session)
-    for of_one in sessions.values():
-        # The beginning of a session is noted in whole seconds.
-        if any(begun + 1 < ended for (_, ended), (begun, _) in pairwise(sorted(of_one))):
-            return Said("step times are not comparable: some of the runs shared a device while they ran")
+        begun, ended = result.last_session
+        for other, theirs_begun, theirs_ended in sessions.get(result.device, ()):
+            # The beginning of a session is noted in whole seconds.
+            if other is not result and max(begun, theirs_begun) + 1 < min(ended, theirs_ended):
+                return Said("step times are not comparable: some of the runs shared a device while they ran")
     return ""
 
 

@@ -49,16 +49,16 @@ class Ours(Contender):
         self.engine = open_engine(model, config, World(0, 1, device), batches)
         self.name = f"oelm {config.model_type}, {self.engine.name}"
         self.engine.rehearse(0)
-        self.first_loss = math.nan  # of the first step, as soon as it was run
+        self.first_step = (math.nan, math.nan)  # its loss and its gradient's norm, as soon as it was run
         self._step = 0
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
             self.engine.step(self._step)
             self._step += 1
-        losses = self.engine.results()
-        if self._step == steps and losses:
-            self.first_loss = losses[0][0]
+        results = self.engine.results()
+        if self._step == steps:
+            self.first_step = results[0]
 
 
 class NanoGpt(Contender):
@@ -238,13 +238,17 @@ def transformers_model(config: RunConfig) -> nn.Module:
     return model
 
 
-@torch.no_grad()
-def first_loss(config: RunConfig, device: torch.device, tokens: Tokens) -> float:
-    """The loss of a run's first step by its logical model in fp32, one sequence at a time."""
+def first_step(config: RunConfig, device: torch.device, tokens: Tokens) -> tuple[float, float]:
+    """The loss of a run's first step and its gradient's norm, by the logical model in fp32, a sequence at a time."""
     model = GPT(config, config.seed).to(device)
     batch = Batches(tokens, config.seq_len, config.batch_size, config.seed).batch(0)
     inputs, targets = (torch.from_numpy(part).contiguous().to(device) for part in (batch.inputs, batch.targets))
-    return math.fsum(model(i[None], t[None]).item() for i, t in zip(inputs, targets, strict=True)) / len(inputs)
+    total = 0.0
+    for sequence, following in zip(inputs, targets, strict=True):
+        loss = model(sequence[None], following[None]) / len(inputs)
+        loss.backward()
+        total += loss.item()
+    return total, nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]).item()
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from oelm.bench.contenders import Contender
+from oelm.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ def interleaved(
 
     A round runs each for about `seconds`, after a few steps that are not counted.
     """
+    if rounds % 2:
+        raise UserError(f"{rounds} rounds are as many forwards and backwards only where the number is even")
     steps = []
     for contender in contenders:
         contender.run(3)

@@ -148,14 +148,14 @@ class Floor:
         return self.products + self.bytes
 
 
-def floor(shape: Model, batch_size: int, flops_per_second: float, bytes_per_second: float, half: bool) -> Floor:
-    """The floor of a step in bf16 (half) or fp32, from a device's measured rates.
+def floor(shape: Model, batch_size: int, flops_per_second: float, bytes_per_second: float, gpu: bool) -> Floor:
+    """The floor of a step, in bf16 on a GPU or in fp32 on a CPU, from a device's measured rates.
 
     The bytes are those that are too many for any cache: of each parameter that is updated the weight and two moments,
-    read and written in fp32, the gradient, written once and read for its norm and for the update, and in bf16 the copy
-    that is written; and of the logits what is written once and read for two gradients.
+    read and written in fp32, the gradient, written once and read for its norm and for the update, and on a GPU the copy
+    in bf16 that is written, and the logits, written once and read for two gradients.
     """
     cost = step_cost(shape, batch_size)
-    each = 2 * 12 + 3 * 2 + 2 if half else 2 * 12 + 3 * 4
-    logits = 3 * (2 if half else 4) * batch_size * shape.seq_len * shape.vocab_size
+    each = 2 * 12 + 3 * 2 + 2 if gpu else 2 * 12 + 3 * 4
+    logits = 3 * 2 * batch_size * shape.seq_len * shape.vocab_size if gpu else 0
     return Floor(cost.flops / flops_per_second, (each * cost.updated + logits) / bytes_per_second)

@@ -1,4 +1,5 @@
-"""The output layer and its loss on a CPU: a bounded number of logits at a time, which stay in its caches.
+"""The output layer and its loss on a CPU: a bounded number of rows at a time, whose logits stay in its caches where the
+vocabulary is small.
 
 The gradient by the logits is known as soon as they are, so it is taken at once: they are never all in memory.
 """
@@ -11,15 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LOGITS = 2**18  # at once, where a row of them is short
-FEWEST_ROWS = 128  # of a product that is worth its call
+LOGITS = 2**18  # at once, but for
+FEWEST_ROWS = 128  # at least
 
 
 def mean_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """The mean cross-entropy of targets (rows), from hidden (rows, d_model) and the output layer (vocabulary, d_model);
-    rows whose target is negative do not count."""
-    pieces = hidden.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    if pieces and hidden.dtype == torch.float32 and bool((targets >= 0).all()):
+    as in PyTorch, rows whose target is -100 do not count."""
+    plain = hidden.device.type != "cpu" or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
+    if not plain and torch.is_grad_enabled() and bool((targets >= 0).all()):
         loss: Tensor = _InPieces.apply(hidden, weight, targets)  # type: ignore[no-untyped-call]
         return loss
     return F.cross_entropy(F.linear(hidden, weight).float(), targets)

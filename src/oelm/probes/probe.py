@@ -130,12 +130,15 @@ def notes(content: dict[str, Any], options: Probe) -> list[str]:
         for (name, task), entries in chosen(content, options).items()
         if entries[0]["rate"] in ends and _chosen_by(entries) < 1
     ]
-    if at_edge:
+    if len(options.learning_rates) == 1:
+        said.append("learning rate not tuned")
+    elif at_edge:
         said.append(f"best learning rate at the edge of its grid, so a better one may lie beyond: {', '.join(at_edge)}")
-    specs = set(map(_spec, options.names))
+    shape = options.config(options.names[0], options.tasks[0], options.learning_rates[0], 0)
+    there = {shape.spec_of(variants.parse(name)) for name in options.names}
     for name in options.names:
         variant = variants.parse(name)
-        if (more := variants.extras(variant)) and str(fair := variants.fair_baseline(variant)) not in specs:
+        if (more := variants.extras(variant)) and shape.spec_of(fair := variants.fair_baseline(variant)) not in there:
             lacking = f"{variants.title(name)} has {', '.join(more)}, which no baseline here has"
             said.append(f"{lacking}; add {variants.name_of(fair)} to --variants")
     if options.seeds == 1:

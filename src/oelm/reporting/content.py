@@ -51,7 +51,7 @@ def content(folders: Sequence[RunFolder], measure: Measure = ORIGINAL) -> Report
     for group in sorted(by_task(judged), key=len, reverse=True):
         single, twins = without_twins(group)
         left_out += twins
-        comparisons.append(compared(sorted(single, key=_place), measure))
+        comparisons.append(compared(sorted(single, key=_place), measure, beside=results))
     sections = [_section(number, each) for number, each in enumerate(comparisons, start=1)]
     if left_out:
         sections.append(_unjudged(left_out))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,14 +86,18 @@ def check(arms: Sequence[Arm]) -> None:
         where = ", ".join(map(str, missing.values()))
         raise UserError(f"{where} must be prepared first: {commands} (for your own text with --source)")
     for arm in arms:
-        meta = Meta.read(arm.config.data_folder)
-        for config in arm.trials():
-            _refuse_another_run(config, meta)
-        for config in arm.runs(arm.rates[0]):
-            _refuse_another_run(config, meta, arm.rates if len(arm.rates) > 1 else ())
+        refuse_other_runs(arm, Meta.read(arm.config.data_folder).sha256)
 
 
-def _refuse_another_run(config: RunConfig, meta: Meta, grid: Sequence[float] = ()) -> None:
+def refuse_other_runs(arm: Arm, hashes: Mapping[str, str] | None = None) -> None:
+    """Refuses folders of an arm's runs that hold something else; hashes: of its corpus, where that is known."""
+    for config in arm.trials():
+        _refuse_another_run(config, hashes)
+    for config in arm.runs(arm.rates[0]):
+        _refuse_another_run(config, hashes, arm.rates if len(arm.rates) > 1 else ())
+
+
+def _refuse_another_run(config: RunConfig, hashes: Mapping[str, str] | None, grid: Sequence[float] = ()) -> None:
     """Refuses a plan for a folder that holds something else; a run that cannot be read is left to its process.
 
     grid: the rates among which the run's is the best.
@@ -102,18 +106,20 @@ def _refuse_another_run(config: RunConfig, meta: Meta, grid: Sequence[float] = (
     try:
         if not folder.exists():
             return
-        there, manifest = folder.config().identity(), folder.manifest()
+        run, manifest = folder.config(), folder.manifest()
     except UserError:
         return
-    here, searched = config.resolved(meta.vocab_size).identity(), ("max_lr", "min_lr") if grid else ()
+    there, here = run.identity(), config.resolved(run.vocab_size).identity()
+    searched = ("max_lr", "min_lr") if grid else ()
     changed = [f"{n}: {there[n]} there, {here[n]} now" for n in here if here[n] != there[n] and n not in searched]
-    if manifest["data"]["sha256"] != meta.sha256:
+    if hashes is not None and manifest["data"]["sha256"] != hashes:
         changed.append("its corpus had other bytes")
     if other := redefined(config, manifest):
         changed.append(other)
-    if untried := [f"{rate:g}" for rate in grid if rate not in manifest["learning_rate"]["grid"]]:
-        changed.append(f"its learning rate was chosen before {', '.join(untried)} was tried")
+    tried = manifest["learning_rate"]["grid"]
+    if grid and set(tried) != set(grid):
+        then, now = (", ".join(f"{rate:g}" for rate in sorted(rates)) or "no others" for rates in (tried, grid))
+        changed.append(f"its learning rate was the best of {then}, not of {now}")
     if changed:
-        raise UserError(
-            f"{folder.path} holds another run ({'; '.join(changed)}); remove it, or choose another --out-dir"
-        )
+        what = "; ".join(changed)
+        raise UserError(f"{folder.path} holds another run ({what}); remove it, or choose another --out-dir")
