@@ -53,13 +53,16 @@ def run(
     _check_places(results, archive)
     arms = [arm for path in matrices for arm in read_matrix(path, results, data_dir)][part[0] - 1 :: part[1]]
     check(arms)
-    seconds_per_step = 0.0
+    seconds_per_step, compiled_for = 0.0, ""
     with tempfile.TemporaryDirectory(prefix="study-", dir=SCRATCH) as place:
         scratch = RunFolder(Path(place) / "run")
         for config in _todo(arms):
             expected = SECONDS_TO_START + config.max_steps * seconds_per_step
             if seconds_per_step and time.monotonic() + expected > until:
                 continue
+            if config.model_type != compiled_for:  # or the limit of kinds of block would be met some day
+                torch._dynamo.reset()
+                compiled_for = config.model_type
             if _train(config, scratch):
                 seconds_per_step = max(seconds_per_step, scratch.timing()["total_wall_time"] / config.max_steps)
                 print(f"{config.run_folder.relative_to(results)}: {_outcome(scratch)}", flush=True)
@@ -120,7 +123,6 @@ def _train(config: RunConfig, scratch: RunFolder) -> bool:
     """Whether a run has ended well; of the others, one that has diverged is kept, the rest are tried again."""
     shutil.rmtree(scratch.path, ignore_errors=True)
     gc.collect()
-    torch._dynamo.reset()  # or its limit of kinds of block would be met some day
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     try:

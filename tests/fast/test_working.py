@@ -101,6 +101,10 @@ def test_a_block_is_compiled_once_for_all_layers(tiny: Tiny) -> None:
     inputs, targets, rows = map(torch.from_numpy, data_of(config).batch(0))
     working.gradients(inputs, targets, rows, 1.0)
     assert counter.frame_count == 2
+    again = Working(GPT(config, config.seed + 1), config, torch.float32)  # of the next run in this process
+    again.compile(backend=counter)
+    again.gradients(inputs, targets, rows, 1.0)
+    assert counter.frame_count == 2
 
 
 def test_a_frozen_matrix_is_in_no_group_and_does_not_move(tiny: Tiny) -> None:
