@@ -135,6 +135,20 @@ def section(study: Study) -> list[str]:
     return [*pieces, f"By `{study.command}`, {ran_on(study.comparisons)}. {whole}"]
 
 
+def headline() -> str:
+    """The table in README.md: what the study in small has found of the named variants, and of v3's correction alone."""
+    (comparison,) = Study("nano").comparisons
+    headings, quality = comparison.quality
+    alone = str(variants.over(variants.parse("oelm_v3"), "zero"))
+    titles = {name: name for name in variants.TITLES.values()} | {alone: "OELM-v3's correction over nothing"}
+    rows = [
+        (titles[cells[0]], cost[5], *cells[3:6])
+        for cells, cost in zip(quality, comparison.cost[1], strict=True)
+        if cells[0] in titles
+    ]
+    return plain((headings[0], "of Q/K trained", *headings[3:6]), rows)
+
+
 def plateau(study: Study) -> list[str]:
     """When each variant leaves the plateau, at each rate and seed."""
     rates, seeds = study.arms[0].rates, study.arms[0].seeds

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.page import headline
 from tests.data.hub import serving
 from tests.data.test_hub import STORIES, parquet
 
@@ -108,6 +109,10 @@ def test_the_sources_and_parts_are_those_of_the_grammar() -> None:
     sources, parts = re.findall(r"\| (?:sources|parts) \| \|\n\|---\|---\|\n((?:\|.*\n)+)", README)
     written = [set(re.findall(r"`(\w+)(?:\([^)]*\))?`", column)) for column in (sources, parts)]
     assert written == [set(specs.SOURCES), set(specs.PARTS)]
+
+
+def test_the_headline_is_what_the_kept_runs_say() -> None:
+    assert headline() in README, "run: python -c 'from experiments.page import headline; print(headline())'"
 
 
 def test_the_figures_are_those_of_the_result_files() -> None:

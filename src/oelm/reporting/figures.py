@@ -33,6 +33,7 @@ SETTINGS: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), SENTINEL),
 }
 WIDTH = 4.3  # inches
+LABEL = 24  # characters in a line, beside a bar
 BEGINNING, TOO_STEEP = 0.05, 1.5
 SWATCH = (0.42, 0.14)
 PARTS = ("#8a8f98", "#b0706a", "#6a8caf", "#b5a15b", "#8f6f9c", "#6fa287")  # none is an arm's
@@ -59,8 +60,7 @@ class Gallery:
 
 
 def _svg(drawing: Drawing, say: Say) -> str:
-    height = 1.1 + 0.3 * len(drawing.arms) if isinstance(drawing, Bars) else 3.0
-    with _sheet((WIDTH, height)) as (axes, finished):
+    with _sheet((WIDTH, _height(drawing, say))) as (axes, finished):
         if isinstance(drawing, Curves):
             _curves(axes, drawing, say)
         elif isinstance(drawing, Points):
@@ -68,6 +68,13 @@ def _svg(drawing: Drawing, say: Say) -> str:
         else:
             _bars(axes, drawing, say)
         return finished()
+
+
+def _height(drawing: Drawing, say: Say) -> float:
+    if not isinstance(drawing, Bars):
+        return 3.0
+    lines = max((_in_lines(say(arm)).count("\n") for arm in drawing.arms), default=0)
+    return 1.1 + (0.3 + 0.14 * lines) * len(drawing.arms)
 
 
 def _swatch(style: Style) -> str:
@@ -182,10 +189,20 @@ def _bars(axes: Axes, drawing: Bars, say: Say) -> None:
         colour = PARTS[i % len(PARTS)]
         axes.barh(range(len(left)), values, left=left, height=0.62, color=colour, label=say(part))
         left = [before + value for before, value in zip(left, values, strict=True)]
-    axes.set_yticks(range(len(left)), [say(arm) for arm in drawing.arms])
+    axes.set_yticks(range(len(left)), [_in_lines(say(arm)) for arm in drawing.arms])
     axes.invert_yaxis()
     _labelled(axes, say(drawing.x_label), "")
     axes.figure.legend(loc="outside upper center", ncols=3, frameon=False, handlelength=1.4)
+
+
+def _in_lines(label: str) -> str:
+    """The name of an arm, broken between the parts of a variant where it would leave no room for its bar."""
+    lines = [""]
+    for piece in re.split(r"(?=[+ ])|(?<=,)", label):
+        if lines[-1] and len(lines[-1] + piece) > LABEL:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(line.strip() for line in lines)
 
 
 def _labelled(axes: Axes, x: str, y: str) -> None:
