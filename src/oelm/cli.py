@@ -31,6 +31,7 @@ def prepare(
     val_fraction: float | None = None,
     test_fraction: float | None = None,
     max_tokens: int | None = None,
+    vocab_size: int | None = None,
     text_field: str = "text",
     overwrite: bool = False,
 ) -> None:
@@ -47,6 +48,8 @@ def prepare(
         val_fraction: Share of the documents held out for validation. None: 0.02 (hub corpora 0.01, openwebtext 0.001).
         test_fraction: Share of the documents held out for the final test. None: as val_fraction's default.
         max_tokens: Stop before the document that would exceed this many tokens in all.
+        vocab_size: Learn a vocabulary of so many tokens from the first documents, for small models, most of whose
+            weights and work GPT-2's would be. None: GPT-2's 50,257 (storybook: 1,024 of its own).
         text_field: The field of .jsonl or the column of .parquet that holds the text.
         overwrite: Replace a corpus of this name that was prepared otherwise.
     """
@@ -61,6 +64,7 @@ def prepare(
         val_fraction=val_fraction,
         test_fraction=test_fraction,
         max_tokens=max_tokens,
+        vocab_size=vocab_size,
         text_field=text_field,
         overwrite=overwrite,
     )
@@ -274,7 +278,7 @@ def bench(measurement: OmitArgPrefixes[Bench]) -> None:
     print(f"kept in {measurement.path}")
 
 
-def probe(options: OmitArgPrefixes[Probe]) -> None:
+def probe(probing: OmitArgPrefixes[Probe]) -> None:
     """Train small models of some variants on synthetic tasks, and say which of them learn what.
 
     recall: the value that a key had before; induction: what came next the last time; hops: two steps along a chain that
@@ -283,15 +287,15 @@ def probe(options: OmitArgPrefixes[Probe]) -> None:
     what stands in the sequence narrows it down, so a little more can be had without looking anything up.
     """
     from oelm import terminal
-    from oelm.probes import probe as probing
+    from oelm.probes import probe as probes
     from oelm.probes.figure import draw
 
-    content = probing.probe(options, say=lambda line: print(line, flush=True))
-    found = probing.scores(content, options)
-    terminal.show_table(*probing.table(found))
-    for note in probing.notes(content, options):
+    content = probes.probe(probing, say=lambda line: print(line, flush=True))
+    found = probes.scores(content, probing)
+    terminal.show_table(*probes.table(found))
+    for note in probes.notes(content, probing):
         print(f"note: {note}")
-    print(f"kept in {options.path}; {draw(found, options.path.with_suffix('.png'))}")
+    print(f"kept in {probing.path}; {draw(found, probing.path.with_suffix('.png'))}")
 
 
 def demo(data_dir: str = "data", out_dir: str = "outputs/demo") -> None:

@@ -44,12 +44,21 @@ def one_endless_word(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("corpus", [large_documents, the_largest_document, a_long_line, one_endless_word])
-def test_memory_is_bounded(tmp_path: Path, corpus: Callable[[Path], Path]) -> None:
+@pytest.mark.parametrize(
+    ("corpus", "more"),
+    [
+        (large_documents, ()),
+        (the_largest_document, ()),
+        (a_long_line, ()),
+        (one_endless_word, ()),
+        (one_endless_word, ("--vocab-size", "1024")),
+    ],
+)
+def test_memory_is_bounded(tmp_path: Path, corpus: Callable[[Path], Path], more: tuple[str, ...]) -> None:
     some = tmp_path / "some.txt"
     some.write_text("<|endoftext|>\n".join(f"document {i}\n" for i in range(400)))
     # The most is taken at the start; the rest is left out to save time.
-    flags = ("--data-dir", str(tmp_path), "--max-tokens", "5000000")
+    flags = ("--data-dir", str(tmp_path), "--max-tokens", "5000000", *more)
     peak = peak_memory("prepare", "mine", *flags, "--source", str(some), str(corpus(tmp_path)))
     assert peak < 1000, f"{peak:.0f} MB"
 

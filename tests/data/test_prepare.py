@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from oelm.data.meta import Meta
 from oelm.data.prepare import prepare, split_of
-from oelm.data.tokenizer import Gpt2Bpe
+from oelm.data.tokenizer import Gpt2Bpe, open_tokenizer
 from oelm.errors import UserError
 
 
@@ -46,6 +46,28 @@ def test_the_bins_hold_the_documents_in_order_each_ended(tmp_path: Path) -> None
         text = tokenizer.decode(split_tokens(folder, split))
         expected = [d for d in documents if split_of(d, 0.1, 0.02) == split]
         assert text.split("<|endoftext|>") == [*expected, ""]
+
+
+def test_a_small_vocabulary_is_learnt_from_the_text_and_kept_with_it(tmp_path: Path) -> None:
+    source = write_corpus(tmp_path, [f"The story of number {i}, and of <|endoftext|> in it." for i in range(3000)])
+    folder = prepare("mine", [source], data_dir=tmp_path, vocab_size=400)
+    meta, tokenizer = Meta.read(folder), open_tokenizer("small-bpe", folder)
+    assert (meta.tokenizer, meta.vocab_size, sum(meta.documents.values())) == ("small-bpe", 400, 3000)
+    tokens = split_tokens(folder, "val")
+    assert tokens.count(tokenizer.end_of_text) == meta.documents["val"]
+    assert tokenizer.decode(tokens).startswith("The story of number ")
+    assert prepare("mine", [source], data_dir=tmp_path, vocab_size=400) == folder
+    with pytest.raises(UserError, match="prepared with other settings"):
+        prepare("mine", [source], data_dir=tmp_path)
+
+
+def test_a_setting_that_an_older_version_did_not_have_makes_no_other_corpus(tmp_path: Path) -> None:
+    source = write_corpus(tmp_path, [f"text {i}" for i in range(300)])
+    folder = prepare("mine", [source], data_dir=tmp_path)
+    meta = json.loads((folder / "meta.json").read_text())
+    del meta["settings"]["vocab_size"]
+    (folder / "meta.json").write_text(json.dumps(meta))
+    assert prepare("mine", [source], data_dir=tmp_path) == folder
 
 
 def test_meta_says_what_the_files_are(tmp_path: Path) -> None:
@@ -184,6 +206,8 @@ def test_interrupted_it_leaves_nothing_that_looks_finished(tmp_path: Path, numbe
         ({"name": "storybook", "val_fraction": 0.6, "test_fraction": 0.4}, "must leave something to train on"),
         ({"name": "storybook", "max_tokens": 0}, "--max-tokens 0 must be a whole number, at least 1"),
         ({"name": "storybook", "max_tokens": "9"}, "--max-tokens '9' must be a whole number"),
+        ({"name": "storybook", "vocab_size": 256}, "--vocab-size 256 must be a whole number, from 257 to 65,536"),
+        ({"name": "storybook", "vocab_size": 2**17}, "--vocab-size 131072 must be a whole number, from 257 to 65,536"),
         ({"name": "storybook", "val_fraction": "0.1"}, "--val-fraction '0.1' must be a number"),
         ({"name": "storybook", "test_fraction": []}, r"--test-fraction \[\] must be a number"),
         ({"name": "storybook", "val_fraction": math.nan}, "--val-fraction nan must lie between 0 and 1"),

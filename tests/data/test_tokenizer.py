@@ -1,5 +1,6 @@
 """Tokenizers: GPT-2's own numbers, and texts that come back as they went in."""
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oelm.data import storybook, tokenizer
-from oelm.data.tokenizer import Gpt2Bpe, SmallBpe, open_tokenizer
+from oelm.data.tokenizer import Gpt2Bpe, SmallBpe, Tokenizer, open_tokenizer
 from oelm.errors import UserError
 
 # Published examples of GPT-2's encoding.
@@ -29,27 +30,44 @@ def test_a_long_text_encoded_in_parts_has_the_tokens_of_the_whole(words: list[st
         assert [token for part in parts for token in encoding.encode_ordinary(part)] == encoding.encode_ordinary(text)
 
 
+@pytest.fixture(params=["gpt2", "small-bpe"])
+def either(request: pytest.FixtureRequest) -> Tokenizer:
+    return Gpt2Bpe() if request.param == "gpt2" else small()
+
+
+@functools.cache
+def small() -> SmallBpe:
+    return SmallBpe.train(storybook.stories(200), vocab_size=500)
+
+
 @pytest.mark.parametrize("run", [" ", "\n", "a", "文"])
-def test_a_run_of_millions_of_like_characters_is_encoded(run: str) -> None:
+def test_a_run_of_millions_of_like_characters_is_encoded(either: Tokenizer, run: str) -> None:
     text = f"before{run * 1_200_000}after"
-    assert Gpt2Bpe().decode(Gpt2Bpe().encode(text).tolist()) == text
+    assert either.decode(either.encode(text).tolist()) == text
 
 
-def test_special_tokens_in_a_text_are_ordinary_characters() -> None:
-    assert Gpt2Bpe.end_of_text not in Gpt2Bpe().encode("a <|endoftext|> b").tolist()
+@pytest.mark.parametrize("run", [" ", "a", "文"])
+def test_a_run_of_millions_of_like_characters_is_learnt_from(run: str) -> None:
+    assert SmallBpe.train([run * 1_200_000], vocab_size=500).encode(run * 900).size < 90
 
 
-def test_a_lone_surrogate_does_not_stop_a_corpus() -> None:
-    assert Gpt2Bpe().decode(Gpt2Bpe().encode("a\ud800b").tolist()) == "a�b"
+def test_special_tokens_in_a_text_are_ordinary_characters(either: Tokenizer) -> None:
+    assert either.end_of_text not in either.encode("a <|endoftext|> b").tolist()
+
+
+def test_a_lone_surrogate_does_not_stop_a_corpus(either: Tokenizer) -> None:
+    assert either.decode(either.encode("a\ud800b").tolist()) == "a�b"
+    assert SmallBpe.train(["a\ud800b"], vocab_size=300).vocab_size >= SmallBpe.fewest
 
 
 @given(st.text())
-def test_gpt2_gives_every_text_back(text: str) -> None:
-    assert Gpt2Bpe().decode(Gpt2Bpe().encode(text).tolist()) == text
+def test_every_text_comes_back(text: str) -> None:
+    for each in (Gpt2Bpe(), small()):
+        assert each.decode(each.encode(text).tolist()) == text
 
 
-def test_the_small_bpe_is_kept_with_its_corpus_and_gives_texts_back(tmp_path: Path) -> None:
-    trained = SmallBpe.train(storybook.stories(200), vocab_size=500)
+def test_the_small_bpe_is_kept_with_its_corpus(tmp_path: Path) -> None:
+    trained = small()
     trained.save(tmp_path)
     loaded = open_tokenizer("small-bpe", tmp_path)
     story = storybook.tell(1, 5) + " Ünïcode, too."

@@ -8,10 +8,11 @@ duplicates stay on one side. The folder appears under its name only when it is c
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,6 +35,8 @@ CORPUS_FILES = {META_FILE, TOKENIZER_FILE, HASH_CACHE, *(f"{split}.bin" for spli
 THREADS = os.cpu_count() or 1
 STORYBOOK_STORIES = 12_000
 STORYBOOK_VOCAB = 1024
+MOST_VOCAB = 2**16
+SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 2_000, 2_000_000  # at most, and about, of which a small vocabulary is learnt
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,13 @@ class Preparation:
     val_fraction: float = 0.02
     test_fraction: float = 0.02
     max_tokens: int | None = None
+    vocab_size: int | None = None
     text_field: str = "text"
+
+    @property
+    def small_vocabulary(self) -> int | None:
+        """How large a vocabulary is to be learnt from the text; None where GPT-2's is to be used."""
+        return self.vocab_size or (STORYBOOK_VOCAB if self.name == "storybook" else None)
 
     def describe(self) -> dict[str, Any]:
         """The request and the text behind it, as meta.json keeps them."""
@@ -94,12 +103,14 @@ def prepare(
     val_fraction: float | None = None,
     test_fraction: float | None = None,
     max_tokens: int | None = None,
+    vocab_size: int | None = None,
     text_field: str = "text",
     overwrite: bool = False,
     on_progress: Callable[[Tally], None] = lambda tally: None,
 ) -> Path:
     """Prepares a corpus and returns its folder; a folder that is already what was asked for is left as it is."""
-    request = _request(name, tuple(map(str, source)), val_fraction, test_fraction, max_tokens, text_field)
+    sources = tuple(map(str, source))
+    request = _request(name, sources, val_fraction, test_fraction, max_tokens, vocab_size, text_field)
     folder = Path(data_dir) / name
     target = _followed(folder)
     tidy(target)
@@ -140,6 +151,7 @@ def _request(
     val_fraction: float | None,
     test_fraction: float | None,
     max_tokens: int | None,
+    vocab_size: int | None,
     text_field: str,
 ) -> Preparation:
     if not source:
@@ -159,9 +171,9 @@ def _request(
         raise UserError(f"--test-fraction {test:g} must lie between 0 and 1")
     if val + test >= 1:
         raise UserError(f"--val-fraction {val:g} and --test-fraction {test:g} must leave something to train on")
-    if max_tokens is not None and (not is_whole(max_tokens) or max_tokens < 1):
-        raise UserError(f"--max-tokens {max_tokens!r} must be a whole number, at least 1")
-    return Preparation(name, source, val, test, None if max_tokens is None else int(max_tokens), text_field)
+    most = _whole_number("--max-tokens", max_tokens, 1)
+    vocab = _whole_number("--vocab-size", vocab_size, SmallBpe.fewest, MOST_VOCAB)
+    return Preparation(name, source, val, test, most, vocab, text_field)
 
 
 def _number(flag: str, value: Any) -> float:
@@ -169,6 +181,15 @@ def _number(flag: str, value: Any) -> float:
     if not is_number(value):
         raise UserError(f"{flag} {value!r} must be a number")
     return float(value)
+
+
+def _whole_number(flag: str, value: Any, least: int, most: int | None = None) -> int | None:
+    if value is None:
+        return None
+    if not is_whole(value) or value < least or (most is not None and value > most):
+        bounds = f"at least {least:,}" if most is None else f"from {least:,} to {most:,}"
+        raise UserError(f"{flag} {value!r} must be a whole number, {bounds}")
+    return int(value)
 
 
 def _refuse_to_replace(folder: Path, request: Preparation) -> None:
@@ -189,7 +210,7 @@ def _refuse_to_lose(folder: Path) -> None:
 
 def _existing(folder: Path, request: Preparation) -> Path:
     meta, wanted = Meta.read(folder), request.describe()
-    if meta.settings != wanted["settings"]:
+    if _given(meta.settings) != _given(wanted["settings"]):
         difference = "with other settings"
     elif _text(meta.source) != _text(wanted["source"]):
         difference = "from other text"
@@ -208,6 +229,11 @@ def _check_whole(folder: Path, meta: Meta) -> None:
         SmallBpe.load(folder)
 
 
+def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked for but for what is None, so that a setting which is new makes no corpus of before another one."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
 def _text(source: Any) -> Any:
     """What of a source decides the text. Where a file lies does not; its name does, which says how it is read."""
     if isinstance(source, list):
@@ -216,13 +242,30 @@ def _text(source: Any) -> Any:
 
 
 def _open_corpus(request: Preparation) -> tuple[Iterator[str], Tokenizer]:
+    documents = corpora.in_pieces(_documents(request))
+    if request.small_vocabulary is None:
+        return documents, Gpt2Bpe()
+    sample = list(_sample(documents))
+    lessons = (document[:SAMPLE_CHARACTERS] for document in sample)
+    return itertools.chain(sample, documents), SmallBpe.train(lessons, request.small_vocabulary)
+
+
+def _documents(request: Preparation) -> Iterator[str]:
     if request.source:
-        files = corpora.find_files(map(Path, request.source))
-        return corpora.read_files(files, request.text_field), Gpt2Bpe()
+        return corpora.read_files(corpora.find_files(map(Path, request.source)), request.text_field)
     if request.name == "storybook":
-        small = SmallBpe.train(storybook.stories(STORYBOOK_STORIES // 6), STORYBOOK_VOCAB)
-        return storybook.stories(STORYBOOK_STORIES), small
-    return corpora.HUB[request.name].documents(), Gpt2Bpe()
+        return storybook.stories(STORYBOOK_STORIES)
+    return corpora.HUB[request.name].documents()
+
+
+def _sample(documents: Iterator[str]) -> Iterator[str]:
+    """The first documents, taken from the iterator."""
+    characters = 0
+    for document in itertools.islice(documents, SAMPLE_DOCUMENTS):
+        yield document
+        characters += len(document)
+        if characters >= SAMPLE_CHARACTERS:
+            return
 
 
 def split_of(document: str, val_fraction: float, test_fraction: float) -> str:
@@ -251,7 +294,7 @@ def _write_all(
             for text in chunk
         ]
 
-    for chunk in _in_order(encode, _chunks(corpora.in_pieces(documents))):
+    for chunk in _in_order(encode, _chunks(documents)):
         too_long = _write_chunk(writer, chunk, tally, request.max_tokens)
         on_progress(tally)
         if too_long and not tally.documents:

@@ -31,6 +31,9 @@ TokenArray = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 # Characters that tiktoken is given at once: a million spaces in a row overflow its regex, and a run of letters without
 # a break takes it 40 bytes of memory per byte.
 LONGEST_PART = 500_000
+# The same for `tokenizers`, to encode, which takes it some 300 bytes per character, and to learn from: a word takes it
+# time that grows with the square of its length.
+LONGEST_SMALL_PART, LONGEST_LESSON = 100_000, 1_000
 
 
 class Tokenizer(Protocol):
@@ -54,18 +57,20 @@ class Gpt2Bpe:
         self._encoding = gpt2_encoding()
 
     def encode(self, text: str) -> TokenArray:
-        try:
-            return self._encode(text)
-        except UnicodeEncodeError:  # lone surrogates, which JSON allows, become U+FFFD
-            return self._encode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
-
-    def _encode(self, text: str) -> TokenArray:
-        return np.concatenate(
-            [self._encoding.encode_to_numpy(part, disallowed_special=()) for part in _parts(text, LONGEST_PART)]
-        )
+        encode = self._encoding.encode_to_numpy
+        return np.concatenate([encode(part, disallowed_special=()) for part in _parts(_whole(text), LONGEST_PART)])
 
     def decode(self, tokens: list[int]) -> str:
         return self._encoding.decode(tokens)
+
+
+def _whole(text: str) -> str:
+    """The text with U+FFFD for each half of a sign, which JSON allows and UTF-8 cannot say."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 _TO_LAST_BREAK = re.compile(r"(?s:.+)(?<=\S)[ \n](?=\S)")
@@ -87,12 +92,17 @@ def _parts(text: str, longest: int) -> Iterator[str]:
 
 
 class SmallBpe:
-    """A byte-level BPE of a few hundred or thousand tokens, kept beside the corpus it was trained on."""
+    """A byte-level BPE of a few hundred or thousand tokens, kept beside the corpus it was trained on.
+
+    As with GPT-2's, special tokens in the text are ordinary characters.
+    """
 
     name = "small-bpe"
+    fewest = 257  # every byte, and the end of a text
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         self._inner = inner
+        inner.encode_special_tokens = True  # as ordinary characters
         self.vocab_size = inner.get_vocab_size()
         end = inner.token_to_id(END_OF_TEXT)
         if end is None:
@@ -113,7 +123,7 @@ class SmallBpe:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        inner.train_from_iterator(texts, trainer)
+        inner.train_from_iterator((part for text in texts for part in _parts(_whole(text), LONGEST_LESSON)), trainer)
         return cls(inner)
 
     @classmethod
@@ -133,7 +143,8 @@ class SmallBpe:
         self._inner.save(str(folder / TOKENIZER_FILE))
 
     def encode(self, text: str) -> TokenArray:
-        return np.array(self._inner.encode(text).ids, dtype=np.uint32)
+        parts = (self._inner.encode(part).ids for part in _parts(_whole(text), LONGEST_SMALL_PART))
+        return np.concatenate([np.array(part, dtype=np.uint32) for part in parts])
 
     def decode(self, tokens: list[int]) -> str:
         return str(self._inner.decode(tokens, skip_special_tokens=False))

@@ -29,9 +29,8 @@ def generate(
     model.eval()
     for _ in range(count):
         window = torch.tensor([tokens[-model.shape.seq_len :]], device=device)
-        last = model.trunk(model.tokens(window))[
-            0, -1
-        ]  # only its logits are wanted, and most of a step's work are logits
+        # Of the last token alone logits are wanted, and most of a step's work are logits.
+        last = model.trunk(model.tokens(window))[0, -1]
         logits = F.linear(last, model.tokens.weight[:vocab_size]).float().cpu()
         token = _draw(logits, temperature, top_k, generator)
         if token == stop:
