@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.results import write_result
+from oelm.bench.bench import checked
 from oelm.bench.contenders import Ours
 from oelm.bench.measure import interleaved
 from oelm.config import RunConfig
@@ -94,6 +95,8 @@ def measure(data: Path, batch_size: int, rounds: int) -> dict[str, Any]:
             contenders[name] = Ours(config.resolved(corpus.vocab_size), device, tokens)
         if name == "without a CUDA graph":
             without_graph(contenders[name])
+        contenders[name].run(1)
+        checked(contenders[name], config.resolved(corpus.vocab_size), device, tokens)
         print(f"ready: {name}", flush=True)
     times = interleaved(list(contenders.values()), device, rounds, 0.3, on_round=lambda: None)
     for name, taken in zip(contenders, times, strict=True):

@@ -60,6 +60,7 @@ def test_what_is_offered_for_a_wrong_variant_can_be_had() -> None:
         ("oelm_v3", "baseline_shift", ["shift"]),
         ("zero+residual(3)+bias", "normal+trained+residual(3)+bias", ["residual", "bias"]),
         ("baseline_shift", "baseline_shift", ["shift"]),
+        ("headwise+lowrank(4)+rate(3)", "normal+trained+rate(3)", ["rate"]),
     ],
 )
 def test_the_baseline_is_given_what_is_not_about_freezing(variant: str, baseline: str, extras: list[str]) -> None:
@@ -83,6 +84,8 @@ def test_v3_trains_an_eighth_of_q_and_k_and_its_lite_form_a_sixteenth() -> None:
         ("oelm_v3", "matched", "q=matched+lowrank(6.25%),k=matched+shift+lowrank(6.25%)"),
         ("q=headwise+residual(4),k=normal+trained", "identity", "q=identity+residual(4),k=normal+trained"),
         ("q=headwise+lowrank(4),k=headwise", "zero", "q=zero+lowrank(4),k=headwise"),  # K is not corrected
+        ("q=headwise+lowrank(4),k=headwise", "matched", "q=matched+lowrank(4),k=matched"),
+        ("matched+lowrank(4)", "zero", None),  # not orthogonal
         ("q=headwise+lowrank(4),k=headwise+trained", "zero", "q=zero+lowrank(4),k=headwise+trained"),  # K trains
         ("q=headwise+lowrank(4),k=headwise+gain", "zero", None),  # logits that are all zero
         ("headwise+gain", "zero", None),  # a gain of nothing
@@ -95,3 +98,19 @@ def test_v3_trains_an_eighth_of_q_and_k_and_its_lite_form_a_sixteenth() -> None:
 def test_a_correction_can_be_put_over_another_source(variant: str, source: str, control: str | None) -> None:
     put = variants.over(variants.parse(variant), source)
     assert (put and str(put)) == (control and str(variants.parse(control)))
+
+
+@pytest.mark.parametrize(
+    ("variant", "part", "left"),
+    [
+        ("oelm_v3", "shift", "headwise+lowrank(6.25%)"),
+        ("oelm_v3", "lowrank", "q=headwise,k=headwise+shift"),
+        ("oelm_v3", "gain", None),  # it has none
+        ("zero+lowrank(4)", "lowrank", "zero"),
+        ("zero+lowrank(4)+gain", "lowrank", None),  # a gain of nothing
+    ],
+)
+def test_a_correction_can_be_taken_away(variant: str, part: str, left: str | None) -> None:
+    rest = variants.without(variants.parse(variant), part)
+    assert (rest and str(rest)) == (left and str(variants.parse(left)))
+    assert (part in variants.corrections(variants.parse(variant))) == (part != "gain" or "gain" in variant)

@@ -19,7 +19,7 @@ import dataclasses
 
 from oelm import specs
 from oelm.errors import UserError
-from oelm.specs import Side, Variant, When
+from oelm.specs import CORRECTIONS, PLAIN, Side, Variant, When
 
 NAMED = {
     "baseline": "normal+trained",
@@ -52,8 +52,10 @@ TITLES = {
 }
 
 
-# What a trained matrix does not contain already, as it does a correction of low rank, a core, a gain or a temperature.
-EXTRAS = ("shift", "residual", "bias")
+# What a trained matrix does not contain already, as it does a correction of low rank, a core, a gain or a temperature;
+# and a rate of its own.
+EXTRAS = ("shift", "residual", "bias", "rate")
+ORTHOGONAL = ("headwise", "global", "shuffle")  # sources
 
 
 def parse(text: str) -> Variant:
@@ -84,21 +86,46 @@ def fair_baseline(variant: Variant) -> Variant:
 
 def extras(variant: Variant) -> list[str]:
     """The parts that a variant shares with its fair baseline, and the plain baseline lacks."""
-    return [part for part in EXTRAS if any(getattr(side, part) for side in variant.sides.values())]
+    sides = variant.sides.values()
+    return [part for part in EXTRAS if any(getattr(side, part) != PLAIN[part] for side in sides)]
+
+
+def repaired(variant: Variant) -> bool:
+    """Whether a frozen orthogonal matrix of it is corrected."""
+    return any(_is_kept_orthogonal(side) and side.corrected for side in variant.sides.values())
 
 
 def over(variant: Variant, source: str) -> Variant | None:
-    """The variant with its corrections over another source: where they now are over a frozen orthogonal matrix.
+    """The variant with its corrections over another source instead of frozen orthogonal matrices.
 
-    None where there are none, or where the corrections would have no effect.
+    Over zero that is said of the corrected sides alone, for the other would be nothing at all. None where there is
+    nothing to replace, or where something in the variant would have no effect.
     """
 
     def put(side: Side) -> Side:
-        frozen = side.source == "headwise" and not side.when.ever
-        return dataclasses.replace(side, source=source) if frozen and side.corrected else side
+        replaced = _is_kept_orthogonal(side) and (side.corrected or source != "zero")
+        return dataclasses.replace(side, source=source) if replaced else side
 
-    control = Variant(put(variant.q), put(variant.k))
+    return _sensible(Variant(put(variant.q), put(variant.k))) if repaired(variant) else None
+
+
+def without(variant: Variant, part: str) -> Variant | None:
+    """The variant without one of its corrections, on either side; None where it has no such."""
+    q, k = (dataclasses.replace(side, **{part: PLAIN[part]}) for side in variant.sides.values())
+    return None if (q, k) == (variant.q, variant.k) else _sensible(Variant(q, k))
+
+
+def corrections(variant: Variant) -> list[str]:
+    return [part for part in CORRECTIONS if any(getattr(s, part) != PLAIN[part] for s in variant.sides.values())]
+
+
+def _is_kept_orthogonal(side: Side) -> bool:
+    return side.source in ORTHOGONAL and not side.when.ever
+
+
+def _sensible(variant: Variant) -> Variant | None:
+    """The variant, unless a part of it would have no effect."""
     try:
-        return None if control == variant else parse(str(control))
+        return parse(str(variant))
     except UserError:
         return None

@@ -85,8 +85,10 @@ def test_a_variant_with_a_shift_is_held_against_a_baseline_that_has_it_too(train
     assert judged.gap is not None
     assert judged.gap.mean == pytest.approx(loss_of(v3) - min(loss_of(baseline), loss_of(shifted)))
     better = min([plain, other], key=lambda row: row.loss.mean).title
-    held = f"OELM-v3 is held against the better of the baselines with and without shift: {better}"
-    assert held in comparison.warnings
+    assert "held against the better of the baselines with and without shift: OELM-v3" in comparison.warnings
+    assert judged.reference == better
+    headings, cells = comparison.quality
+    assert cells[2][headings.index("against")] == better
     assert (plain.verdict, other.verdict) == ("–", "–")
     assert other.gap is not None  # to the plain one
     named = (
@@ -144,10 +146,31 @@ def test_what_makes_step_times_unequal_is_said(train: Callable[..., RunFolder]) 
     manifest = other.manifest()
     manifest["sessions"].append({**manifest["sessions"][0], "engine": "graph"})
     (other.path / "manifest.json").write_text(json.dumps(manifest))
-    assert compare([train("baseline"), other]).warnings[-1] == (
+    unequal = compare([train("baseline"), other])
+    assert unequal.warnings[-1] == (
         "step times are not comparable: Baseline ran with engine eager, accumulation 1; "
         "OELM-Freeze ran with engine eager/graph, accumulation 4"
     )
+    assert [row.step_ratio is None for row in (*alike.rows, *unequal.rows)] == [False, False, True, True]
+
+
+def test_variants_trained_by_different_versions_of_the_code_are_named(train: Callable[..., RunFolder]) -> None:
+    one, other = train("baseline"), train("oelm_v2")
+
+    def trained_by(folder: RunFolder, *states: Any) -> None:
+        manifest = folder.manifest()
+        sessions = [{**manifest["sessions"][0], "git": state} for state in states]
+        (folder.path / "manifest.json").write_text(json.dumps({**manifest, "sessions": sessions}))
+
+    first, second = {"commit": "1234567890", "changed": False}, {"commit": "abcdefabcd", "changed": True}
+    said = "the variants were trained by different versions of the code: Baseline 1234567; OELM-Freeze "
+    trained_by(one, first)
+    trained_by(other, first, second)
+    assert said + "1234567/abcdefa with changes" in compare([one, other]).warnings
+    trained_by(other, None, "nonsense")
+    assert any(note.startswith(said) for note in compare([one, other]).warnings)
+    trained_by(other, first)
+    assert not any("versions of the code" in note for note in compare([one, other]).warnings)
 
 
 def test_runs_that_shared_a_device_are_said_to_have_done_so(train: Callable[..., RunFolder]) -> None:
@@ -241,7 +264,7 @@ def test_a_criterion_may_be_numpys(finished: RunFolder) -> None:
 
 def test_a_run_that_diverged_is_shown_in_few_digits(finished: RunFolder) -> None:
     loss, gap = Estimate(1000.0), Estimate(995.0, 800.0, 1200.0)
-    row = Row("OELM-Freeze", (read_result(finished),), loss, gap, "not met", 0.1, 1.0, None, None)
+    row = Row("OELM-Freeze", (read_result(finished),), loss, gap, "not met", "Baseline", 0.1, 1.0, None, None)
     _, (cells,) = Comparison((row,), (), 1.05, "a task").quality
     assert max(map(len, cells)) < 60
 

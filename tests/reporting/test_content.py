@@ -77,18 +77,29 @@ def test_the_ablation_pairs_by_seed_and_names_what_is_missing(runs: list[RunFold
 def test_a_correction_is_held_against_itself_over_nothing(
     runs: list[RunFolder], storybook: Path, tmp_path: Path
 ) -> None:
-    """And where that was not run, it says so; over other things, where it was run."""
+    """And where that was not run or cannot be, it says so; over other things and without a part, where it was run."""
 
     def answers(*names: str) -> dict[str, tuple[str, ...]]:
         for name in names:
             fit(RunConfig.make(**SMALL, model_type=name, out_dir=tmp_path / name, data_path=storybook))
         (table,) = ablation(compare([run for run in runs if run.config().seed == 0] + find_runs([tmp_path])))
-        return {row[1]: row for row in table.rows if "under its correction" in row[0]}
+        return {row[1]: row for row in table.rows[4:]}
 
     question, pair = "what the frozen matrix brings under its correction", "zero+lowrank(2) → headwise+lowrank(2)"
-    assert answers("headwise+lowrank(2)") == {pair: (question, pair, "–", "open: no finished run of zero+lowrank(2)")}
-    found = answers("zero+lowrank(2)", "matched+lowrank(2)")
-    assert set(found) == {pair, "matched+lowrank(2) → headwise+lowrank(2)"}
+    assert answers("headwise+lowrank(2)")[pair] == (question, pair, "–", "open: no finished run of zero+lowrank(2)")
+    found = answers("zero+lowrank(2)", "matched+lowrank(2)", "headwise+lowrank(2)+gain", "headwise+gain")
+    plain, gained, gain = "headwise+lowrank(2)", "headwise+lowrank(2)+gain", "headwise+gain"
+    assert {each: row[0] for each, row in found.items()} == {
+        f"OELM-Freeze → {plain}": "what lowrank brings",
+        f"OELM-Freeze → {gain}": "what gain brings",
+        f"{gain} → {gained}": "what lowrank brings",
+        f"{plain} → {gained}": "what gain brings",
+        pair: question,
+        f"zero+lowrank(2)+gain → {gained}": question,
+        f"matched+lowrank(2) → {plain}": "what orthogonality brings under its correction",
+        gain: question,
+    }
+    assert found[gain][3] == f"open: in {gain}, parts would have no effect over zero"
     losses = {run.config().model_type: run.scores()[-1]["loss"] for run in find_runs([tmp_path])}
     gap = losses["headwise+lowrank(2)"] - losses["zero+lowrank(2)"]
     assert found[pair][2] == f"{100 * math.expm1(gap):+.1f} %"

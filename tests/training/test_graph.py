@@ -110,6 +110,17 @@ def test_it_trains_as_the_eager_engine_does(
     assert [session["engine"] for session in folder.manifest()["sessions"]] == ["graph", "graph", "eager"]
 
 
+@pytest.mark.parametrize(
+    ("variant", "steps"),
+    [("baseline", 1), ("oelm_v3", 2), ("headwise", 3), ("normal+thaw(39)", 40), ("q=normal,k=normal+every(39)", 40)],
+)
+def test_a_run_may_end_while_it_is_rehearsed(tiny: Tiny, tmp_path: Path, variant: str, steps: int) -> None:
+    fields = {"model_type": variant, "max_steps": steps, "warmup_steps": 1, "max_lr": 3e-4, "log_interval": 1}
+    graph, eager = (fit(tiny(**fields, engine=name, out_dir=str(tmp_path / name))) for name in ("graph", "eager"))
+    for ours, theirs in zip(curves(graph), curves(eager), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5)
+
+
 def test_a_rehearsal_leaves_no_trace(tiny: Tiny, graph: ModuleType) -> None:
     config = tiny(model_type="normal+every(2)", vocab_size=64).resolved(64)
     tokens = torch.arange(4000).remainder(61).to(torch.uint16).numpy()

@@ -8,7 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from oelm import variants
-from oelm.analysis.fairness import Arm, listed, paired_gaps, refuse_other_tasks, shared_device, unequal_extras, warnings
+from oelm.analysis.fairness import (
+    Arm,
+    listed,
+    paired_gaps,
+    refuse_other_tasks,
+    shared_device,
+    unequal_cost,
+    unequal_extras,
+    warnings,
+)
 from oelm.analysis.results import LeftOut, Result, by_task, read_result, read_results, without_trials
 from oelm.analysis.stats import CRITERION, Estimate, estimate, verdict
 from oelm.config import RunConfig
@@ -32,8 +41,9 @@ class Row:
     loss: Estimate
     gap: Estimate | None  # in log-perplexity, paired by seed; None for the baseline itself
     verdict: str
+    reference: str | None  # the title of the baseline that it is held against
     step_time: float
-    step_ratio: float | None  # to the baseline's
+    step_ratio: float | None  # to the baseline's; None where times are not comparable
     memory: float | None
     seconds_to_baseline: float | None  # until it was as good as the baseline in the end; None: never
     is_baseline: bool = False  # at whatever rate, with whatever extras
@@ -83,6 +93,7 @@ class Comparison:
             Said("{split} loss", split=self.rows[0].results[0].config.final_split if self.rows else "val"),
             "PPL",
             "gap",
+            "against",
             Said("PPL ≤ {criterion:g} ×", criterion=self.criterion),
             "as good after",
         )
@@ -93,6 +104,7 @@ class Comparison:
                 with_interval(row.loss),
                 ppl_with_interval(row.loss),
                 "–" if row.gap is None else gap_with_interval(row.gap),
+                "–" if row.gap is None else row.reference or "–",
                 row.verdict,
                 "–" if row.seconds_to_baseline is None else formatted(row.seconds_to_baseline),
             )
@@ -203,12 +215,11 @@ def compared(
     beside: all that were read, which may have run at the same time."""
     arms = _arms(results)
     references = _references(arms, measure)
-    rows = [_row(title, arm, arms.get(references[title] or "", {}), measure) for title, arm in arms.items()]
-    said = warnings(results, arms, references)
-    if shared := shared_device(results, beside):
-        said.append(shared)
+    incomparable = [reason for reason in (unequal_cost(arms), shared_device(results, beside)) if reason]
+    rows = [_row(title, arm, references[title], arms, measure, not incomparable) for title, arm in arms.items()]
+    said = warnings(results, arms, references) + incomparable
     if measure.baseline == "baseline":
-        said += unequal_extras(arms, references)
+        said += unequal_extras(arms)
     elif baseline := next(filter(None, references.values()), None):
         said.insert(0, Said("the baseline of this comparison is {title}", title=baseline))
     if trials:
@@ -281,7 +292,10 @@ def strongest(arms: Mapping[str, Sequence[Result]], among: Sequence[Variant]) ->
     return min(candidates, key=weakness, default=None)
 
 
-def _row(title: str, arm: Arm, reference: Arm, measure: Measure) -> Row:
+def _row(
+    title: str, arm: Arm, against: str | None, arms: Mapping[str, Arm], measure: Measure, times_comparable: bool
+) -> Row:
+    reference = arms.get(against or "", {})
     gaps = paired_gaps(arm, reference)
     gap = estimate(gaps) if gaps and arm is not reference else None
     is_baseline = _is_baseline(next(iter(arm.values())).config, measure)
@@ -293,8 +307,9 @@ def _row(title: str, arm: Arm, reference: Arm, measure: Measure) -> Row:
         loss=estimate([result.loss for result in results]),
         gap=gap,
         verdict="–" if gap is None or is_baseline else verdict(gap, measure.criterion),
+        reference=against,
         step_time=step_time,
-        step_ratio=step_time / _step_time(reference) if reference else None,
+        step_ratio=step_time / _step_time(reference) if reference and times_comparable else None,
         memory=max((result.memory for result in results if result.memory is not None), default=None),
         seconds_to_baseline=_seconds_to(arm, reference),
         is_baseline=is_baseline,

@@ -43,27 +43,28 @@ def warnings(results: Sequence[Result], arms: Mapping[str, Arm], references: Map
             for title, other in references.items()
             if other not in (None, title)
         ),
-        _unequal_cost(arms),
+        _other_code(arms),
     ]
     return [line for line in said if line]
 
 
-def unequal_extras(arms: Mapping[str, Arm], references: Mapping[str, str | None]) -> list[str]:
-    """What a variant has besides freezing, and whether the baseline that it is held against was given it, too."""
+def unequal_extras(arms: Mapping[str, Arm]) -> list[str]:
+    """What variants have besides freezing, and whether the baselines that they are held against were given it, too."""
+    fair: dict[tuple[str, ...], list[str]] = {}
     said: list[str] = []
     for title, arm in arms.items():
         config = next(iter(arm.values())).config
-        fair, more = variants.fair_baseline(config.variant), variants.extras(config.variant)
-        if not more or fair == config.variant:
+        equal, more = variants.fair_baseline(config.variant), variants.extras(config.variant)
+        if not more or equal == config.variant:
             continue
-        name, spec = variants.name_of(fair), config.spec_of(fair)
+        name, spec = variants.name_of(equal), config.spec_of(equal)
         if any(result.spec == spec for other in arms.values() for result in other.values()):
-            better = "{title} is held against the better of the baselines with and without {extras}: {reference}"
-            said.append(Said(better, title=title, extras=more, reference=str(references[title])))
+            fair.setdefault(tuple(more), []).append(title)
         else:
             flattered = "{title} has {extras}, which its baseline lacks, so its gap may flatter it; train {name}, too"
             said.append(Said(flattered, title=title, extras=more, name=name))
-    return said
+    better = "held against the better of the baselines with and without {extras}: {titles}"
+    return said + [Said(better, extras=list(more), titles=titles) for more, titles in fair.items()]
 
 
 def paired_gaps(arm: Arm, reference: Arm) -> list[float]:
@@ -142,7 +143,27 @@ def _unpaired(title: str, arm: Arm, reference: Arm) -> str:
     return Said(over, title=title, paired=sorted(paired), alone=named) if named else ""
 
 
-def _unequal_cost(arms: Mapping[str, Arm]) -> str:
+def _other_code(arms: Mapping[str, Arm]) -> str:
+    """Whether some arms were trained by other code than others: it may compute the same in another order, and what
+    differs in the last bit in the beginning differs by as much as seeds do in the end."""
+    versions = {title: sorted(set[str]().union(*map(_code, arm.values()))) for title, arm in arms.items()}
+    if len({tuple(each) for each in versions.values()}) < 2:
+        return ""
+    named = [Said("{title} {versions}", title=title, versions="/".join(each)) for title, each in versions.items()]
+    return Said("the variants were trained by different versions of the code: {versions}", versions=named)
+
+
+def _code(result: Result) -> set[str]:
+    """The versions of the code that a run's sessions were of, as far as they know them."""
+    states = [session.get("git") for session in result.manifest["sessions"]]
+    return {
+        Said("{commit} with changes", commit=commit) if state.get("changed") else commit
+        for state in states
+        if isinstance(state, dict) and (commit := str(state.get("commit"))[:7])
+    }
+
+
+def unequal_cost(arms: Mapping[str, Arm]) -> str:
     """What makes step times differ for another reason than the variant."""
     values = {title: {what: _values(what, arm) for what in COST} for title, arm in arms.items()}
     differing = [what for what in COST if len(set[str]().union(*(arm[what] for arm in values.values()))) > 1]

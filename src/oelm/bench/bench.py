@@ -37,7 +37,7 @@ def bench(options: Bench, say: Callable[[str], None]) -> dict[str, Any]:
     corpus = open_corpus(first.data_folder, first.vocab_size, first.seq_len)
     tokens = corpus.split("train")[:]
     vocab_size = first.resolved(corpus.vocab_size).vocab_size
-    result: dict[str, Any] = {"options": _public(options), "device": str(device), "tokens": corpus.hashes["train"]}
+    result: dict[str, Any] = {"options": public(options), "device": str(device), "tokens": corpus.hashes["train"]}
     result["vocab_size"] = vocab_size
     if options.nanogpt or options.huggingface:
         result["same_loss"] = _prove(options, device, tokens, vocab_size)
@@ -51,7 +51,7 @@ def bench(options: Bench, say: Callable[[str], None]) -> dict[str, Any]:
             contenders.append(contender)
             entries.append(_computed(contender.name, config, memory, result["rates"]))
             if isinstance(contender, Ours):
-                entries[-1]["first_step"] = _checked(contender, config, device, tokens)
+                entries[-1]["first_step"] = checked(contender, config, device, tokens)
             say(f"ready: {contender.name}")
         times = interleaved(
             contenders, device, options.rounds, options.seconds, on_round=lambda: say("a round is done")
@@ -66,7 +66,7 @@ def bench(options: Bench, say: Callable[[str], None]) -> dict[str, Any]:
     return result
 
 
-def _public(options: Bench) -> dict[str, Any]:
+def public(options: Bench) -> dict[str, Any]:
     """The options without the paths of the machine that they were given on."""
     names = {name: Path(path).name for name in ("nanogpt", "data_path") if (path := getattr(options, name))}
     return {name: value for name, value in {**asdict(options), **names}.items() if name != "out"}
@@ -112,7 +112,7 @@ def _with_memory(build: Build, device: torch.device) -> tuple[Contender, int | N
     return contender, torch.cuda.max_memory_allocated(device) - before
 
 
-def _checked(contender: Ours, config: RunConfig, device: torch.device, tokens: Tokens) -> dict[str, dict[str, float]]:
+def checked(contender: Ours, config: RunConfig, device: torch.device, tokens: Tokens) -> dict[str, dict[str, float]]:
     """What the first of the measured steps gave, which must be what the model that they stand for gives."""
     model, tolerances = first_step(config, device, tokens), SAME_STEP[precision_of(config, device)]
     found = {}

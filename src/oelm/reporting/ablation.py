@@ -1,5 +1,5 @@
 """The ablation taken apart: what freezing costs, what orthogonality brings, what scale brings, and under a correction
-whether the frozen matrix brings anything at all."""
+what each part of that brings, and whether the frozen matrix brings anything at all."""
 
 from __future__ import annotations
 
@@ -35,18 +35,35 @@ NOTE = (
 def ablation(comparison: Comparison) -> tuple[Table]:
     """A row per question; where a run is missing, it says which."""
     rows = [_answer(comparison, *question) for question in (*QUESTIONS, *_controls(comparison))]
+    rows += _unanswerable(comparison)
     return (Table(("question", "from → to", "change of PPL", "answer"), rows, NOTE),)
 
 
 def _controls(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
-    """For every corrected variant, its correction over something else, as a question like the others."""
+    """For every frozen orthogonal matrix that is corrected, questions like the others: without each of the corrections,
+    and with all of them over something else."""
     configs = {row.model_type: row.results[0].config for row in comparison.rows}
+    repaired = {name: config for name, config in configs.items() if variants.repaired(config.variant)}
     ran = {config.spec_of(config.variant) for config in configs.values()}
+    for name, config in repaired.items():
+        for part in variants.corrections(config.variant):
+            control = variants.without(config.variant, part)
+            if control and config.spec_of(control) in ran:
+                yield Said("what {part} brings", part=part), variants.name_of(control), name
     for question, source in CONTROLS:
-        for name, config in configs.items():
+        for name, config in repaired.items():
             control = variants.over(config.variant, source)
             if control and (source == DECISIVE or config.spec_of(control) in ran):
                 yield question, variants.name_of(control), name
+
+
+def _unanswerable(comparison: Comparison) -> Iterator[tuple[str, ...]]:
+    """The corrected variants of which nobody can ask the decisive question, since there is no such control."""
+    for row in comparison.rows:
+        variant = row.results[0].config.variant
+        if variants.repaired(variant) and variants.over(variant, DECISIVE) is None:
+            why = Said("open: in {arm}, parts would have no effect over {source}", arm=row.title, source=DECISIVE)
+            yield CONTROLS[0][0], row.title, "–", why
 
 
 def _answer(comparison: Comparison, question: str, before: str, after: str) -> tuple[str, ...]:

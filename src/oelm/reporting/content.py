@@ -151,11 +151,12 @@ def _findings(comparison: Comparison) -> list[Block]:
 
 
 SENTENCES = {
-    "met": "Its perplexity is {gap} against the baseline's; the whole interval lies within the {limit} allowed.",
-    "not met": "Its perplexity is {gap} against the baseline's; the whole interval lies beyond the {limit} allowed.",
-    "undecided": "Its perplexity is {gap} against the baseline's. The interval covers the limit of {limit}: "
+    "met": "Its perplexity is {gap} against that of {reference}; the whole interval lies within the {limit} allowed.",
+    "not met": "Its perplexity is {gap} against that of {reference}; "
+    "the whole interval lies beyond the {limit} allowed.",
+    "undecided": "Its perplexity is {gap} against that of {reference}. The interval covers the limit of {limit}: "
     "more seeds would tell.",
-    "one seed only": "In the one pair of runs its perplexity is {gap} against the baseline's, where {limit} is "
+    "one seed only": "In the one pair of runs its perplexity is {gap} against that of {reference}, where {limit} is "
     "allowed. One pair says nothing about the spread between seeds: no verdict.",
     "–": "There is no run of the baseline with the same seed to hold it against: no verdict.",
 }
@@ -164,11 +165,11 @@ SENTENCES = {
 def _finding(row: Row, criterion: float) -> Finding:
     gap = "–" if row.gap is None else gap_with_interval(row.gap)
     sentences = [
-        Said(SENTENCES[row.verdict], gap=gap, limit=percent(math.log(criterion))),
+        Said(SENTENCES[row.verdict], gap=gap, reference=row.reference, limit=percent(math.log(criterion))),
         Said("It trains {share:.1f} % of its parameters.", share=100 * row.trainable_share),
     ]
     if row.step_ratio is not None:
-        sentences.append(Said("A step takes {ratio:.3f} × the baseline's time.", ratio=row.step_ratio))
+        sentences.append(Said("A step takes {ratio:.3f} × that one's time.", ratio=row.step_ratio))
     return Finding(row.title, row.verdict, tuple(sentences))
 
 

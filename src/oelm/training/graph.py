@@ -25,7 +25,7 @@ from oelm.training.schedule import learning_rate, rate_factors
 from oelm.training.step import Engine, Resting, carry_over
 from oelm.training.world import World
 
-PLANNED_STEPS = 256  # at least the four that a rehearsal takes
+PLANNED_STEPS = 256
 SCORED_TOKENS = 2**15
 RESIDENT_SHARE = 0.5  # of the free memory, at most, goes to the corpus
 
@@ -198,7 +198,7 @@ class Plan:
         if step in self._steps and step == self._unread.stop:
             return
         self._read = self.results()
-        self._steps = range(step, min(step + PLANNED_STEPS, self._config.max_steps))
+        self._steps = range(step, step + PLANNED_STEPS)  # beyond the run's end, too: a rehearsal may get there
         rows = np.stack([self._batches.rows(number) for number in self._steps])
         rates = np.array([learning_rate(self._config, number) for number in self._steps])
         counts = updates + np.cumsum([self._updated(number) for number in self._steps], axis=0)
@@ -207,7 +207,7 @@ class Plan:
             (self.starts, self._batches.starts(rows.reshape(-1)).reshape(rows.shape)),
             (self.settings, settings(rates[:, None] * self._factors, counts, betas)),
         ):
-            buffer[: len(self._steps)].copy_(torch.from_numpy(values).pin_memory(), non_blocking=True)
+            buffer.copy_(torch.from_numpy(values).pin_memory(), non_blocking=True)
         self._place.zero_()
         self._unread = range(step, step)
 

@@ -91,7 +91,7 @@ def device_id(device: torch.device) -> str:
 
 def git_state() -> dict[str, Any] | None:
     """The commit of the code that runs, and whether it was changed since; None outside a checkout."""
-    here = Path(__file__).parent
+    here = Path(oelm.__file__).parent
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(here), *arguments]
