@@ -106,7 +106,7 @@ def against_peers(result: dict[str, Any], size: str) -> str:
         "kernels one by one, so where a step is short their time is the host's as well (here: "
         f"{result['machine']['processor']}), and whatever else its process holds may count. Beside the biases of norms "
         "and feed-forward layers they train attention's, which our model has not. The same weights on the same batch "
-        f" gave, in fp32, the losses {same(result['same_loss'])}."
+        f"gave, in fp32, the losses {same(result['same_loss'])}."
     )
 
 

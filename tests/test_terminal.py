@@ -122,7 +122,9 @@ def test_the_notes_of_a_comparison_stand_as_they_are() -> None:
 def test_a_comparison_is_never_cut_short(columns: int, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     result = read_result(fit(tiny(max_steps=2, warmup_steps=1)))
-    row = Row("OELM-Freeze", (result,), Estimate(2.571), Estimate(0.012), "one seed only", 0.0646, 1.0, 3e9, 61.0)
+    row = Row(
+        "OELM-Freeze", (result,), Estimate(2.571), Estimate(0.012), "one seed only", "Baseline", 0.0646, 1.0, 3e9, 61.0
+    )
     comparison = Comparison((row,), (), 1.05, "a task")
     with Screen() as screen:
         terminal.show(comparison)

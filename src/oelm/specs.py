@@ -279,7 +279,7 @@ PARTS: dict[str, tuple[Callable[[str | None], Any], str, str]] = {
 }
 WHENS = ("trained", "freeze", "thaw", "every")
 CORRECTIONS = ("shift", "core", "lowrank", "residual", "gain", "bias", "temperature")
-PLAIN = {field.name: field.default for field in dataclasses.fields(Side)}
+PLAIN: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Side)}
 
 
 def _written(side: Side) -> Iterator[str]:
