@@ -86,7 +86,7 @@ WITHOUT: dict[str, Callable[[], Any]] = {
 
 def measure(data: Path, batch_size: int, rounds: int) -> dict[str, Any]:
     fields: dict[str, Any] = {"preset": "medium-512", "batch_size": batch_size, "max_steps": 10**9}
-    config = RunConfig.make(**fields, data_path=str(data), engine="graph", device="cuda")
+    config = RunConfig(**fields, data_path=str(data), engine="graph", device="cuda")
     corpus = open_corpus(data, config.vocab_size, config.seq_len)
     tokens, device = corpus.split("train")[:], torch.device("cuda")
     contenders = {}

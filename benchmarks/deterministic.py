@@ -23,7 +23,7 @@ from oelm.runfolder import RunFolder
 
 
 def train_for(data: Path, out: Path, steps: int, deterministic: bool, resume: str = "auto") -> RunFolder:
-    config = RunConfig.make(
+    config = RunConfig(
         preset="medium-512",
         model_type="oelm_v2",
         batch_size=8,

@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100_000)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        config = RunConfig.make(
+        config = RunConfig(
             preset="medium-512",
             batch_size=8,
             max_lr=3e-4,

@@ -29,13 +29,13 @@ class First(Observer):
         print(time.time(), flush=True)
         os._exit(0)
 
-fit(RunConfig.make(sys.argv[1]), First())
+fit(RunConfig(sys.argv[1]), First())
 """
 
 
 def seconds_to_first_step(data: Path, caches: Path) -> float:
     with tempfile.TemporaryDirectory() as scratch:
-        config = RunConfig.make(
+        config = RunConfig(
             preset="medium-512",
             batch_size=8,
             data_path=str(data),

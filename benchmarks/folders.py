@@ -29,7 +29,7 @@ def make_runs(root: Path, variants: Sequence[str], seeds: int, metric_lines: int
 
 def _make_run(folder: Path, name: str, seed: int, metric_lines: int) -> Path:
     steps = LOG_INTERVAL * metric_lines
-    config = RunConfig.make(
+    config = RunConfig(
         preset="medium-512",
         model_type=name,
         seed=seed,

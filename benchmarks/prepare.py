@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.results import write_result
-from oelm.data.corpora import find_files, read_files
+from oelm.data.corpora import Reading, find_files
 from oelm.data.tokenizer import END_OF_TEXT, gpt2_encoding
 
 SHARDS = 1024
@@ -108,7 +108,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         text = scratch / "corpus.txt"
-        text.write_text(f"{END_OF_TEXT}\n".join(read_files(find_files([options.text]))))
+        text.write_text(f"{END_OF_TEXT}\n".join(Reading(find_files([options.text]))))
         if not same_tokens(text, scratch):
             sys.exit("the two ways do not give the same tokens")
         for round_number in range(1, options.rounds + 1):

@@ -13,7 +13,7 @@ PROGRAM = """import sys
 from oelm.config import RunConfig
 from oelm.training.loop import fit
 from oelm.training.observe import Lines
-config = RunConfig.make(sys.argv[1], resume=sys.argv[2])
+config = RunConfig(sys.argv[1], resume=sys.argv[2])
 fit(config, Lines(30))"""
 
 

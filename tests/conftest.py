@@ -91,7 +91,7 @@ def tiny(storybook: Path, tmp_path: Path) -> Callable[..., RunConfig]:
             "data_path": str(storybook),
             "out_dir": str(tmp_path / "run"),
         }
-        return RunConfig.make(**{**fields, **changes})
+        return RunConfig(**{**fields, **changes})
 
     return make
 

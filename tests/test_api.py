@@ -37,3 +37,21 @@ def test_a_wrong_option_is_named(folder: RunFolder) -> None:
         oelm.train(max_step=5)
     with pytest.raises(UserError, match="nowhere is no run folder"):
         oelm.compare("nowhere")
+    with pytest.raises(UserError, match=r"unknown field 'max_step': did you mean max_steps\?"):
+        oelm.train(RunConfig(), max_step=5)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (lambda: oelm.train(3), "config must be an oelm.RunConfig or the path of a YAML file, not 3"),  # type: ignore[arg-type]
+        (lambda: oelm.train(RunConfig(), preset="mini"), "already fixes preset: nano, so --preset mini could not"),
+        (lambda: oelm.compare(None), "runs must be a run, or several, not None"),  # type: ignore[arg-type]
+        (lambda: oelm.prepare("storybook", data_dir=3), "data_dir must be a path, not 3"),
+        (lambda: oelm.prepare("storybook", overwrite="no"), "overwrite must be true or false, not 'no'"),
+        (lambda: oelm.prepare("mine", source=3), "source must be a path or several, not 3"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_value_of_another_kind_is_named(mistake: Callable[[], object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        mistake()

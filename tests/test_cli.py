@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -37,6 +38,21 @@ def test_every_verb_has_a_help(verb: str, capsys: pytest.CaptureFixture[str]) ->
     text = capsys.readouterr().out
     assert f"usage: oelm {verb}" in text
     assert len(text.splitlines()) > 8
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_no_sentence_of_a_help_is_broken_before_its_line_is_full(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        cli.main([verb, "--help"])
+    boxed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│ ")]
+    for line, following in itertools.pairwise(boxed):
+        if line[2] == following[2] == " ":  # both are what is said of an argument
+            word = following.strip("│ ").partition(" ")[0]
+            assert len(line.rstrip("│ ")) + len(word) + 1 > len(line) - 2, f"{line}\n{following}"
+    assert not any("{None}" in line for line in boxed)
 
 
 def test_every_flag_of_train_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 """Configuration: precedence, identity, and errors that help."""
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -24,7 +24,7 @@ FLOATS = [name for name, kind in get_type_hints(RunConfig).items() if kind in (f
 def test_later_layers_win(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("d_model: 96\nmax_lr: 1e-4\nbatch_size: 4\n")
-    config = RunConfig.make(file, recipe="study", preset="mini", batch_size=2)
+    config = RunConfig(file, recipe="study", preset="mini", batch_size=2)
     assert config.beta2 == 0.999  # the recipe over the default
     assert config.num_layers == 4  # the preset
     assert config.d_model == 96  # the file over the preset
@@ -33,7 +33,18 @@ def test_later_layers_win(tmp_path: Path) -> None:
 
 
 def test_the_defaults_are_those_of_the_default_preset() -> None:
-    assert RunConfig() == RunConfig.make()
+    assert all(getattr(RunConfig(), field.name) == field.default for field in fields(RunConfig))
+
+
+def test_a_preset_and_a_recipe_are_what_they_say_however_a_configuration_is_made() -> None:
+    config = RunConfig(preset="medium-512", recipe="study")
+    assert (config.d_model, config.num_layers, config.dropout, config.seed) == (512, 6, 0.1, 42)
+    assert config.with_fields(max_steps=2000, preset="medium-512").d_model == 512
+    for layer in ({"preset": "nano"}, {"recipe": "fair"}):
+        with pytest.raises(UserError, match=r"the configuration of baseline already fixes .* could not take effect"):
+            config.with_fields(**layer)
+    with pytest.raises(UserError, match=r"unknown field 'max_step': did you mean max_steps\?"):
+        config.with_fields(max_step=3)
 
 
 def test_a_flag_mends_what_the_lower_layers_got_wrong(tmp_path: Path) -> None:
@@ -62,7 +73,7 @@ def test_the_original_flags_work_as_they_are(separator: str) -> None:
 
 
 def test_the_study_is_the_originals_settings() -> None:
-    study = RunConfig.make(recipe="study", preset="medium-512", max_steps=100_000).resolved(50257)
+    study = RunConfig(recipe="study", preset="medium-512", max_steps=100_000).resolved(50257)
     assert (study.batch_size, study.dropout, study.beta1, study.beta2) == (8, 0.1, 0.9, 0.999)
     assert (study.weight_decay, study.decay, study.grad_clip) == (0.01, "all", 1.0)
     assert (study.warmup_steps, study.min_lr, study.use_amp, study.amp_dtype) == (1000, 0.0, True, "fp16")
@@ -70,22 +81,22 @@ def test_the_study_is_the_originals_settings() -> None:
 
 
 def test_fair_is_the_modern_defaults() -> None:
-    fair = RunConfig.make(recipe="fair", max_steps=20_000, max_lr=1e-3).resolved(50257)
+    fair = RunConfig(recipe="fair", max_steps=20_000, max_lr=1e-3).resolved(50257)
     assert (fair.dropout, fair.beta1, fair.beta2, fair.weight_decay) == (0.0, 0.9, 0.95, 0.1)
     assert (fair.decay, fair.grad_clip, fair.warmup_steps, fair.amp_dtype) == ("matrices", 1.0, 400, "bf16")
     assert fair.min_lr == pytest.approx(1e-4)
-    assert RunConfig.make(max_steps=1000).resolved(1).warmup_steps == 100
-    assert [RunConfig.make(max_steps=n).resolved(1).val_interval for n in (5, 200, 10_000)] == [1, 20, 500]
+    assert RunConfig(max_steps=1000).resolved(1).warmup_steps == 100
+    assert [RunConfig(max_steps=n).resolved(1).val_interval for n in (5, 200, 10_000)] == [1, 20, 500]
 
 
 def test_yaml_survives_being_written_and_read(tmp_path: Path) -> None:
-    config = RunConfig.make(preset="mini", model_type="oelm_v2", min_lr=1e-5, val_tokens=None, seed=7)
+    config = RunConfig(preset="mini", model_type="oelm_v2", min_lr=1e-5, val_tokens=None, seed=7)
     (tmp_path / "config.yaml").write_text(config.to_yaml())
-    assert RunConfig.make(tmp_path / "config.yaml") == config
+    assert RunConfig(tmp_path / "config.yaml") == config
 
 
 def test_identity_changes_with_what_changes_the_result_and_with_nothing_else() -> None:
-    config = RunConfig.make()
+    config = RunConfig()
     hashes = {"train": "a", "val": "b"}
     assert run_id(config, hashes) == run_id(replace(config, out_dir="x", device="cpu", log_interval=3), hashes)
     assert run_id(config, hashes) != run_id(replace(config, max_lr=2e-3), hashes)
@@ -134,7 +145,7 @@ def test_identity_changes_with_what_changes_the_result_and_with_nothing_else() -
 )
 def test_what_cannot_be_meant_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        RunConfig.make(**given)
+        RunConfig(**given)
 
 
 @pytest.mark.parametrize(
@@ -156,52 +167,52 @@ def test_a_wrong_file_names_itself_and_the_field(tmp_path: Path, content: str, m
     file = tmp_path / "run.yaml"
     file.write_text(content)
     with pytest.raises(UserError, match=message) as error:
-        RunConfig.make(file)
+        RunConfig(file)
     assert "run.yaml" in str(error.value)
 
 
 def test_a_keyword_may_be_a_path_or_a_whole_number() -> None:
-    config = RunConfig.make(out_dir=Path("x"), max_lr=1)
+    config = RunConfig(out_dir=Path("x"), max_lr=1)
     assert config.out_dir == "x"
     assert type(config.max_lr) is float
 
 
 def test_the_wish_to_resume_is_not_kept_in_the_file(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(RunConfig.make(resume="never").to_yaml())
-    assert RunConfig.make(tmp_path / "config.yaml").resume == "auto"
+    (tmp_path / "config.yaml").write_text(RunConfig(resume="never").to_yaml())
+    assert RunConfig(tmp_path / "config.yaml").resume == "auto"
 
 
 def test_a_flag_that_the_file_overrules_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("preset: nano\n")
     with pytest.raises(UserError, match="already fixes preset: nano"):
-        RunConfig.make(file, preset="mini")
+        RunConfig(file, preset="mini")
 
 
 def test_numbers_may_be_numpys() -> None:
     given: dict[str, Any] = {"max_lr": np.float64(1e-2), "dropout": np.float32(0.5), "seed": np.int64(7)}
-    config = RunConfig.make(**given)
+    config = RunConfig(**given)
     assert (config.max_lr, config.dropout, config.seed) == (0.01, 0.5, 7)
     assert {type(getattr(config, name)) for name in given} == {float, int}
-    assert RunConfig.make(**given).to_yaml() == RunConfig.make(max_lr=0.01, dropout=0.5, seed=7).to_yaml()
+    assert RunConfig(**given).to_yaml() == RunConfig(max_lr=0.01, dropout=0.5, seed=7).to_yaml()
 
 
 def test_words_and_truths_may_be_numpys() -> None:
     given: dict[str, Any] = {"model_type": np.str_("oelm_v2"), "use_amp": np.bool_(False)}
-    config = RunConfig.make(**given)
-    assert config.to_yaml() == RunConfig.make(model_type="oelm_v2", use_amp=False).to_yaml()
+    config = RunConfig(**given)
+    assert config.to_yaml() == RunConfig(model_type="oelm_v2", use_amp=False).to_yaml()
 
 
 @pytest.mark.parametrize("name", ["d_model", "max_lr"])
 def test_yes_is_no_number(name: str) -> None:
     given: dict[str, Any] = {name: True}
     with pytest.raises(UserError, match=f"{name} must be a (whole )?number, not True"):
-        RunConfig.make(**given)
+        RunConfig(**given)
 
 
 def test_an_id_depends_on_what_differs_from_the_defaults_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """So a field that a later version adds leaves the ids of older runs as they are; this one is of the first."""
-    config = RunConfig.make(model_type="oelm_v2", max_lr=2e-3).resolved(1024)
+    config = RunConfig(model_type="oelm_v2", max_lr=2e-3).resolved(1024)
     assert run_id(config, {"train": "a", "val": "b"}) == "f6206aaa65000e1c"
     identity = RunConfig.identity
     monkeypatch.setattr(RunConfig, "identity", lambda self: {**identity(self), "device": RunConfig.device})
@@ -211,15 +222,14 @@ def test_an_id_depends_on_what_differs_from_the_defaults_alone(monkeypatch: pyte
 @pytest.mark.parametrize("name", ["", "../x", "/data/x", ".hidden", "a/b"])
 def test_a_path_is_no_name_of_a_corpus(name: str) -> None:
     with pytest.raises(UserError, match="for the folder of a corpus use --data_path"):
-        RunConfig.make(dataset=name)
+        RunConfig(dataset=name)
 
 
 def test_runs_on_a_folder_are_named_after_it() -> None:
-    assert RunConfig.make(data_path="elsewhere/wiki").run_folder == Path("outputs/wiki-nano/baseline/seed-0")
+    assert RunConfig(data_path="elsewhere/wiki").run_folder == Path("outputs/wiki-nano/baseline/seed-0")
 
 
-def test_a_configuration_made_directly_is_checked_like_any_other() -> None:
-    assert RunConfig(max_lr=1).to_yaml() == RunConfig.make(max_lr=1.0).to_yaml()
-    wrong: Any = "5"
+def test_values_are_made_their_fields_type_or_refused() -> None:
+    assert RunConfig(max_lr=1).to_yaml() == RunConfig(max_lr=1.0).to_yaml()
     with pytest.raises(UserError, match="max_steps must be a whole number, not '5'"):
-        RunConfig(max_steps=wrong)
+        RunConfig(max_steps="5")

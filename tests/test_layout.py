@@ -20,7 +20,7 @@ for name in ("tiktoken", "tokenizers", "datasets", "pyarrow", "tyro", "rich", "s
 from oelm.config import RunConfig
 from oelm.training.loop import fit
 from oelm.training.observe import Lines
-fit(RunConfig.make(**FIELDS), Lines())
+fit(RunConfig(**FIELDS), Lines())
 """
 
 

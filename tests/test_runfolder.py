@@ -21,7 +21,7 @@ from oelm import runfolder
 from oelm.analysis.compare import compare
 from oelm.config import RunConfig
 from oelm.errors import UserError
-from oelm.runfolder import Heart, RunFolder, append_line, cut_lines, read_lines, write_json, write_whole
+from oelm.runfolder import Heart, RunFolder, append_line, cut_lines, locked, read_lines, write_json, write_whole
 from oelm.sampling import Sampling, sample
 from oelm.training.audit import findings
 from oelm.training.loop import fit
@@ -60,6 +60,20 @@ def test_a_torn_last_line_may_hold_anything(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n\xff\x00')
     assert read_lines(path) == [{"step": 1}]
+
+
+def test_what_killed_processes_left_half_written_is_cleared_away_by_the_next(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.checkpoints.mkdir(parents=True)
+    program = "import os, pathlib, sys; from oelm import runfolder; os.fsync = lambda _: os.kill(os.getpid(), 9); "
+    for path in (folder.path / "status.json", folder.checkpoints / "best.safetensors"):
+        write = f"runfolder.write_whole(pathlib.Path({str(path)!r}), 'half')"
+        assert subprocess.run([sys.executable, "-c", program + write]).returncode == -9
+    mine = folder.path / f".config.yaml.{os.getpid()}"  # of a process that lives
+    mine.touch()
+    assert len(list(folder.path.rglob(".*.*"))) == 3
+    with locked(folder):
+        assert list(folder.path.rglob(".*.*")) == [mine]
 
 
 def test_records_after_a_step_are_forgotten(tmp_path: Path) -> None:

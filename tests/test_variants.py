@@ -71,8 +71,7 @@ def test_the_baseline_is_given_what_is_not_about_freezing(variant: str, baseline
 
 def test_v3_trains_an_eighth_of_q_and_k_and_its_lite_form_a_sixteenth() -> None:
     shares = {
-        name: trained_share(RunConfig.make(preset="medium-512", model_type=name))
-        for name in ("oelm_v3", "oelm_v3_lite")
+        name: trained_share(RunConfig(preset="medium-512", model_type=name)) for name in ("oelm_v3", "oelm_v3_lite")
     }
     assert shares == {"oelm_v3": pytest.approx(0.125, abs=0.005), "oelm_v3_lite": pytest.approx(0.0625, abs=0.005)}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from oelm.analysis.compare import Comparison, Measure
 from oelm.analysis.stats import CRITERION
 from oelm.config import RunConfig
 from oelm.data import prepare as preparation
-from oelm.errors import UserError, known
+from oelm.errors import UserError, is_truth, known
 from oelm.reporting import report as reporting
 from oelm.reporting.report import Written
 from oelm.runfolder import RunFolder, find_runs
@@ -32,6 +32,9 @@ def prepare(name: str, source: str | Path | Iterable[str | Path] = (), **options
         known("option", option, OPTIONS)
     if not isinstance(source, str | Path | Iterable):
         raise UserError(f"source must be a path or several, not {source!r}")
+    for option, kind, holds in (("data_dir", "a path", _is_path), ("overwrite", "true or false", is_truth)):
+        if option in options and not holds(options[option]):
+            raise UserError(f"{option} must be {kind}, not {options[option]!r}")
     sources = [source] if isinstance(source, str | Path) else list(source)
     with terminal.preparing(name) as on_progress:
         return preparation.prepare(name, sources, on_progress=on_progress, **options)
@@ -39,7 +42,9 @@ def prepare(name: str, source: str | Path | Iterable[str | Path] = (), **options
 
 def train(config: RunConfig | str | Path | None = None, **fields: Any) -> RunFolder:
     """Trains a run, like `oelm train`, and returns its folder. Fields are those of oelm.RunConfig, go above its own."""
-    made = replace(config, **fields) if isinstance(config, RunConfig) else RunConfig.make(config, **fields)
+    if not isinstance(config, RunConfig | str | Path | None):
+        raise UserError(f"config must be an oelm.RunConfig or the path of a YAML file, not {config!r}")
+    made = config.with_fields(**fields) if isinstance(config, RunConfig) else RunConfig(config, **fields)
     return fit(made, terminal.observer())
 
 
@@ -71,6 +76,12 @@ def sample(runs: Runs, prompt: str = "", **options: Any) -> str:
     return sampling.one_after_the_other([str(folder.path) for folder in folders], texts)
 
 
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str | Path)
+
+
 def _folders(runs: Runs) -> list[RunFolder]:
+    if not isinstance(runs, str | Path | RunFolder | Iterable):
+        raise UserError(f"runs must be a run, or several, not {runs!r}")
     several = [runs] if isinstance(runs, str | Path | RunFolder) else list(runs)
     return find_runs([run.path if isinstance(run, RunFolder) else run for run in several])

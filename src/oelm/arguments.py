@@ -9,10 +9,12 @@ import itertools
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
-from typing import Annotated, Any, TypeVar
+from types import NoneType
+from typing import Annotated, Any, TypeVar, get_args
 
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
+from tyro.constructors import PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from oelm.config import Model, Operation, RunConfig, Training, layered
 from oelm.errors import UserError
@@ -20,7 +22,7 @@ from oelm.errors import UserError
 T = TypeVar("T")
 OUTPUTS = "outputs"
 Places = Annotated[
-    tuple[str, ...], Positional, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(default: outputs)")
+    tuple[str, ...], Positional, tyro.conf.arg(metavar="[FOLDER ...]", help_behavior_hint="(default: outputs)")
 ]
 Runs = Annotated[tuple[str, ...], Positional, tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")]
 Experiments = Annotated[
@@ -111,7 +113,7 @@ def parsed(kind: Callable[..., T], arguments: list[str], prog: str, **options: A
     """What tyro makes of the arguments. What it prints about a mistake, a box, becomes the one line of a UserError."""
     said = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(said), OPTIONALS:
             found: T = tyro.cli(kind, args=arguments, prog=prog, **options)
             return found
     except SystemExit as end:
@@ -120,10 +122,34 @@ def parsed(kind: Callable[..., T], arguments: list[str], prog: str, **options: A
         raise UserError(f"{_gist(said.getvalue())} See {prog} --help") from None
 
 
-# What tyro and Python say of a value that is of another type, and what we say.
+def _paragraphs(helptext: str) -> str:
+    """A docstring without the line breaks within its paragraphs."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", helptext.strip()))
+
+
+# tyro keeps breaks before lines that are indented, as those of a field's docstring are, and has no setting for it.
+tyro._strings.remove_single_line_breaks = _paragraphs
+
+OPTIONALS = tyro.constructors.ConstructorRegistry()
+
+
+@OPTIONALS.primitive_rule
+def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """A number or a text that may be None: INT in the help, where tyro would say {None}|INT."""
+    kind, *others = (each for each in get_args(info.type) or (None,) if each is not NoneType)
+    if others or kind not in (int, float, str) or NoneType not in get_args(info.type):
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=kind.__name__.upper(),
+        instance_from_str=lambda words: None if words == ["None"] else kind(words[0]),
+        is_instance=lambda value: value is None or isinstance(value, kind),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+# What Python says of a value that is of another type, and what we say.
 PLAIN_WORDS = {
-    r"no type matching \{None\}\|INT could be instantiated from \['(.*)'\]": r"'\1' is not a whole number",
-    r"no type matching \{None\}\|FLOAT could be instantiated from \['(.*)'\]": r"'\1' is not a number",
     r"invalid literal for int\(\) with base 10: '(.*)'": r"'\1' is not a whole number",
     r"could not convert string to float: '(.*)'": r"'\1' is not a number",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import io
 import sys
 import traceback
@@ -311,6 +312,9 @@ def demo(data_dir: str = "data", out_dir: str = "outputs/demo") -> None:
 
 
 def _by_signature(verb: Callable[..., None], name: str = "") -> Callable[[list[str]], None]:
+    # One line for what is said of each argument, whose breaks tyro would keep.
+    verb.__doc__ = inspect.cleandoc(verb.__doc__ or "").replace("\n" + 8 * " ", " ")
+
     @functools.wraps(verb)
     def call(*values: Any, **named: Any) -> Callable[[], None]:
         return functools.partial(verb, *values, **named)

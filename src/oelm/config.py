@@ -134,19 +134,21 @@ class Operation:
     """Send the run to a tracker, too, beside TensorBoard's files in the run folder: trackio or wandb. None: to none."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class RunConfig(Operation, Training, Model):
-    """Everything that defines a run."""
+    """Everything that defines a run, from layers, lowest first: defaults, recipe, preset, YAML file, given fields."""
 
-    def __post_init__(self) -> None:
-        for name, value in _typed(vars(self)).items():
-            object.__setattr__(self, name, value)
+    def __init__(self, file: str | Path | None = None, **given: Any) -> None:
+        values = layered(file, given)
+        for field in fields(RunConfig):
+            object.__setattr__(self, field.name, values.get(field.name, field.default))
         check(self)
 
-    @classmethod
-    def make(cls, file: str | Path | None = None, **given: Any) -> RunConfig:
-        """A configuration from the layers, lowest first: defaults, recipe, preset, YAML file, given fields."""
-        return cls(**layered(file, given))
+    def with_fields(self, **given: Any) -> RunConfig:
+        """The same run but for some fields; what a recipe or a preset has set is as fixed as what a file has."""
+        for name in LAYERS:
+            _refuse_other_layer(f"the configuration of {self.model_type}", name, getattr(self, name), given)
+        return replace(self, **given)
 
     @property
     def variant(self) -> Variant:
@@ -210,16 +212,24 @@ def layered(file: str | Path | None, given: Mapping[str, Any]) -> dict[str, Any]
     """The fields that differ from the defaults, lowest layer first: recipe, preset, YAML file, given fields."""
     given = _typed(given)
     from_file = read_yaml(Path(file)) if file is not None else {}
-    for name in ("recipe", "preset"):
-        if name in from_file and given.get(name, from_file[name]) != from_file[name]:
-            raise UserError(
-                f"{file} already fixes {name}: {from_file[name]}, so --{name} {given[name]} could not take "
-                f"effect; drop one of the two"
-            )
+    for name in LAYERS:
+        if name in from_file:
+            _refuse_other_layer(str(file), name, from_file[name], given)
     chosen = {**from_file, **given}
     recipe = RECIPES[known("recipe", chosen.get("recipe", RunConfig.recipe), RECIPES)]
     preset = PRESETS[known("preset", chosen.get("preset", RunConfig.preset), PRESETS)]
     return {**recipe, **preset, **chosen}
+
+
+def _refuse_other_layer(where: str, name: str, fixed: Any, given: Mapping[str, Any]) -> None:
+    if given.get(name, fixed) != fixed:
+        raise UserError(
+            f"{where} already fixes {name}: {fixed}, so --{name} {given[name]} could not take effect; "
+            f"drop one of the two"
+        )
+
+
+LAYERS = ("recipe", "preset")  # fields that stand for others
 
 
 def run_id(config: RunConfig, data_hashes: Mapping[str, str]) -> str:

@@ -66,7 +66,7 @@ def _report(folders: list[RunFolder], out_dir: Path) -> Path:
 
 def _train(number: int, name: str, data: Path, out_dir: Path, steps: int) -> RunFolder:
     print(f"{number}. {title(name)}")
-    config = RunConfig.make(
+    config = RunConfig(
         preset="nano",
         model_type=name,
         data_path=str(data),

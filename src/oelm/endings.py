@@ -15,6 +15,7 @@ from oelm.errors import (
     TerminatedError,
     UserError,
     is_disk_full,
+    is_lost_peer,
     is_out_of_memory,
 )
 
@@ -36,7 +37,7 @@ def heeding_sigterm() -> Iterator[None]:
 
 def explain(error: BaseException) -> int:
     """Says what went wrong and returns the exit code. What we have no line for, such as a bug of ours, is raised."""
-    if not _speaks() and "closed by peer" in str(error):  # the first process has left, and says why
+    if not _speaks() and is_lost_peer(error):  # the first process has left, and says why
         return 1
     code, message = _judge(error)
     if message and _speaks():

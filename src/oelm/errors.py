@@ -58,6 +58,12 @@ def is_disk_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether the network of a run's processes says that one of them is gone."""
+    words = ("closed by peer", "Connection reset", "NCCL communicator was aborted")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
 def is_whole(value: Any) -> bool:
     """Whether a value is a whole number, Python's or NumPy's; what comes from Python may be anything."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)

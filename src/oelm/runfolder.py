@@ -95,6 +95,15 @@ def write_whole(path: Path, content: str | bytes) -> None:
         raise
 
 
+def sweep(folder: Path) -> None:
+    """Removes what write_whole has left there of processes that were killed in the midst of it."""
+    for path in folder.glob(".*"):
+        *_, pid = path.name.rpartition(".")
+        if pid.isdecimal() and path.is_file() and not alive(int(pid)):
+            with suppress(OSError):  # whoever may not clear up may still read
+                path.unlink()
+
+
 def write_json(path: Path, content: Any) -> None:
     write_whole(path, json.dumps(content, indent=2) + "\n")
 
@@ -113,7 +122,7 @@ def is_there(path: Path) -> bool:
 def read_json(path: Path, shape: Shape, remedy: str = "restore it, or train the run again elsewhere") -> Any:
     """A JSON file of a run folder, of the given shape, or a UserError that names it and what is wrong."""
     if not is_there(path):
-        raise UserError(f"{path} is missing: is {path.parent} a run folder?")
+        raise _wrong(f"{path} is missing", remedy)
     content = path.read_bytes()
     return _parsed(content, shape, str(path), remedy)
 
@@ -122,10 +131,14 @@ def _parsed(content: bytes, shape: Shape, where: str, remedy: str) -> Any:
     try:
         parsed = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is damaged: {error}; {remedy}") from None
+        raise _wrong(f"{where} is damaged: {error}", remedy) from None
     if fault := fault_in(parsed, shape, "content"):
-        raise UserError(f"{where} is damaged: {fault.removeprefix('content.')}; {remedy}")
+        raise _wrong(f"{where} is damaged: {fault.removeprefix('content.')}", remedy)
     return parsed
+
+
+def _wrong(what: str, remedy: str) -> UserError:
+    return UserError(f"{what}; {remedy}" if remedy else what)
 
 
 def fault_in(content: Any, shape: Shape, name: str) -> str:
@@ -261,7 +274,7 @@ class RunFolder:
         if not is_there(self.path / "config.yaml"):
             raise UserError(f"{self.path} is not a run folder: it has no config.yaml")
         try:
-            return RunConfig.make(self.path / "config.yaml")
+            return RunConfig(self.path / "config.yaml")
         except UserError as error:
             raise UserError(f"the run in {self.path} cannot be read: {error}") from None
 
@@ -370,6 +383,8 @@ def locked(folder: RunFolder) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"another process is training in {folder.path}; wait for it or stop it first") from None
+        for place in (folder.path, folder.checkpoints):
+            sweep(place)
         yield
 
 

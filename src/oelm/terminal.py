@@ -6,14 +6,13 @@ Names and paths reach rich as Text: in a plain string it would take [brackets] a
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO, cast
 
 from rich.console import Console, Group
 from rich.live import Live as Display
-from rich.progress import Progress as Bar
-from rich.progress import SpinnerColumn, TextColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -27,7 +26,7 @@ if TYPE_CHECKING:  # a table of runs is to be there at once, without PyTorch
     from oelm.data.prepare import Tally
     from oelm.training.audit import Finding
 
-PLAIN_EVERY = 20_000_000  # tokens between two plain lines of `prepare`
+PLAIN_SECONDS = 10.0  # between two plain lines of `prepare`
 
 
 def observer() -> Observer:
@@ -73,24 +72,30 @@ def preparing(name: str) -> Iterator[Callable[[Tally], None]]:
     """Shows how a preparation gets on; yields what it is to call after each chunk."""
     console = Console()
     if not console.is_terminal:
-        due = PLAIN_EVERY
+        due = time.monotonic() + PLAIN_SECONDS
 
         def print_line(tally: Tally) -> None:
             nonlocal due
-            if tally.tokens >= due:
-                print(_prepared(name, tally), flush=True)
-                due = tally.tokens + PLAIN_EVERY
+            if time.monotonic() >= due:
+                print(f"{name}: {_prepared(tally)}", flush=True)
+                due = time.monotonic() + PLAIN_SECONDS
 
         yield print_line
         return
-    description = TextColumn("{task.description}", markup=False)
-    with Bar(SpinnerColumn(), description, console=console, transient=True) as bar:
-        task = bar.add_task(f"{name}: opening the corpus", total=None)
-        yield lambda tally: bar.update(task, description=_prepared(name, tally))
+    bar = ProgressBar(total=1.0, completed=0, pulse=True)
+    with Display(Group(Text(f"{name}: opening the corpus"), bar), console=console, transient=True) as display:
+
+        def show_bar(tally: Tally) -> None:
+            bar.pulse = tally.share is None
+            bar.update(tally.share or 0.0)
+            display.update(Group(Text(f"{name}: {_prepared(tally)}"), bar))
+
+        yield show_bar
 
 
-def _prepared(name: str, tally: Tally) -> str:
-    return f"{name}: {tally.documents:,} documents, {tally.tokens:,} tokens, {tally.tokens_per_second:,.0f} tokens/s"
+def _prepared(tally: Tally) -> str:
+    share = "" if tally.share is None else f"{tally.share:.0%}, "
+    return f"{share}{tally.documents:,} documents, {tally.tokens:,} tokens, {tally.tokens_per_second:,.0f} tokens/s"
 
 
 def show(*comparisons: Comparison) -> None:

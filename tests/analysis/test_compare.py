@@ -41,7 +41,7 @@ def train(tiny: Tiny, tmp_path: Path) -> Callable[..., RunFolder]:
 def finished(storybook: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """One run for the tests that leave it as they found it."""
     return fit(
-        RunConfig.make(
+        RunConfig(
             d_model=16,
             seq_len=16,
             max_steps=2,

@@ -43,7 +43,12 @@ def parquet(text: pa.Array) -> bytes:
 
 
 def read(*paths: Path, text_field: str = "text") -> list[str]:
-    return list(corpora.read_files(corpora.find_files(paths), text_field))
+    return list(corpora.Reading(corpora.find_files(paths), text_field))
+
+
+def test_blanks_after_a_separator_do_not_hide_it(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n<|endoftext|> \ntwo\n<|endoftext|>\r\nthree\n")
+    assert [text.strip() for text in read(tmp_path / "a.txt")] == ["one", "two", "three"]
 
 
 @pytest.mark.parametrize("compression", COMPRESS)
@@ -54,7 +59,7 @@ def test_every_format_and_compression_gives_the_same_documents(tmp_path: Path, k
     assert read(path) == DOCUMENTS
 
 
-@pytest.mark.parametrize("kind", [pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
 def test_every_kind_of_text_column_is_read(tmp_path: Path, kind: pa.DataType) -> None:
     (tmp_path / "a.parquet").write_bytes(parquet(pa.array(DOCUMENTS).cast(kind)))
     assert read(tmp_path / "a.parquet") == DOCUMENTS

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from oelm.data.tokenizer import Gpt2Bpe
 from tests.conftest import oelm
@@ -16,9 +18,9 @@ from tests.data.hub import Hub, serving
 STORIES = [f"Story {i}: there were {i * i} little things, and {i + 7} of them sang." for i in range(1500)]
 
 
-def parquet(texts: list[str]) -> bytes:
+def parquet(texts: list[Any], column: str = "text") -> bytes:
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({"text": texts}), sink, row_group_size=200, compression="none")
+    pq.write_table(pa.table({column: texts}), sink, row_group_size=200, compression="none")
     return bytes(sink.getvalue())
 
 
@@ -85,6 +87,24 @@ def test_a_hub_that_does_not_answer_gets_one_line_and_leaves_nothing(tmp_path: P
     assert code == 2
     assert "Traceback" not in output
     assert "roneneldan/TinyStories could not be read to its end" in output
+    assert not list((tmp_path / "data").iterdir())
+
+
+def test_rows_without_a_text_are_passed_over(tmp_path: Path) -> None:
+    rows = parquet([text for story in STORIES for text in (story, None)])
+    with serving({"roneneldan/TinyStories": {"data/train-00000-of-00001.parquet": rows}}) as hub:
+        code, output = prepare(hub, "tinystories", tmp_path)
+    assert code == 0, output
+    assert documents(tmp_path, "tinystories") == sorted(STORIES)
+
+
+@pytest.mark.parametrize("content", [parquet(STORIES, "story"), parquet(list(range(300)))], ids=["name", "kind"])
+def test_a_dataset_whose_text_is_elsewhere_gets_one_line(tmp_path: Path, content: bytes) -> None:
+    with serving({"roneneldan/TinyStories": {"data/train-00000-of-00001.parquet": content}}) as hub:
+        code, output = prepare(hub, "tinystories", tmp_path)
+    assert code == 2
+    assert "Traceback" not in output
+    assert "has no column 'text' that holds text (it has: " in output
     assert not list((tmp_path / "data").iterdir())
 
 

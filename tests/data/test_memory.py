@@ -38,6 +38,13 @@ def a_long_line(folder: Path) -> Path:
     return path
 
 
+def a_line_of_many_things(folder: Path) -> Path:
+    """Nothing takes more memory for a character than empty objects beside a sign that takes four bytes."""
+    path = folder / "many.jsonl"
+    path.write_text('{"text": "hello 😀", "more": [' + "{}," * (corpora.LONGEST_LINE // 3 - 20) + "{}]}\n")
+    return path
+
+
 def one_endless_word(folder: Path) -> Path:
     path = folder / "endless.txt"
     path.write_text("文" * 10_000_000)
@@ -50,6 +57,7 @@ def one_endless_word(folder: Path) -> Path:
         (large_documents, ()),
         (the_largest_document, ()),
         (a_long_line, ()),
+        (a_line_of_many_things, ()),
         (one_endless_word, ()),
         (one_endless_word, ("--vocab-size", "1024")),
     ],
@@ -70,4 +78,4 @@ def test_a_page_too_large_is_refused_however_many_short_documents_are_around_it(
     texts = short + ["x" * size] * (corpora.LARGEST_PAGE // size + 1) + short
     pq.write_table(pa.table({"text": texts}), path, use_dictionary=False)
     with pytest.raises(UserError, match=r"mixed\.parquet: row group 0 has a page of \d+ MB, more than 64"):
-        next(corpora.read_files([path]))
+        next(corpora.Reading([path]))

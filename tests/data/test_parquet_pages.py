@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oelm.data.corpora import read_files
+from oelm.data.corpora import Reading
 from oelm.data.parquet_pages import DamagedPageError, Page, pages
 from oelm.errors import UserError
 
@@ -139,4 +139,4 @@ def test_a_file_with_a_damaged_header_is_named(tmp_path: Path, place: int, damag
     content[place : place + len(damage)] = damage
     path.write_bytes(content)
     with pytest.raises(UserError, match=rf"a\.parquet is damaged or cut short: {reason}"):
-        list(read_files([path]))
+        list(Reading([path]))

@@ -41,7 +41,7 @@ def losses(model: GPT, tokens: list[int]) -> torch.Tensor:
 
 
 def test_hiding_what_came_before_the_sentence_costs_at_least_a_tenth(storybook: Path, tmp_path: Path) -> None:
-    config = RunConfig.make(
+    config = RunConfig(
         preset="nano",
         data_path=str(storybook),
         out_dir=str(tmp_path),

@@ -15,7 +15,7 @@ TEXT = "one " * 50_000 + "two " * 50_000
 
 def read(path: Path, content: bytes) -> str:
     path.write_bytes(content)
-    return "".join(corpora.read_files([path]))
+    return "".join(corpora.Reading([path]))
 
 
 @pytest.mark.parametrize("content", [FIRST + SECOND, FIRST + b"\0" * 8 + SECOND + b"\0" * 200_000])
@@ -45,6 +45,7 @@ def test_text_is_not_lost_silently(tmp_path: Path, content: bytes) -> None:
 
 def test_it_is_closed_with_its_reader(tmp_path: Path) -> None:
     (tmp_path / "a.xz").write_bytes(FIRST)
-    with open_xz(tmp_path / "a.xz") as stream:
-        assert stream.read(4) == b"one "
-    assert stream.raw.closed
+    with (tmp_path / "a.xz").open("rb") as file:
+        with open_xz(file) as stream:
+            assert stream.read(4) == b"one "
+        assert file.closed

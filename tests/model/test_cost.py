@@ -56,7 +56,7 @@ def test_a_variant_that_trains_no_fewer_has_no_shrunk_baseline(name: str) -> Non
 
 def test_freezing_medium_512_saves_what_the_arithmetic_says() -> None:
     frozen, trained = (
-        step_cost(RunConfig.make(preset="medium-512", model_type=name), 8) for name in ("oelm_v2", "baseline")
+        step_cost(RunConfig(preset="medium-512", model_type=name), 8) for name in ("oelm_v2", "baseline")
     )
     assert (frozen.trainable, frozen.frozen) == (41_751_040, 3_145_728)
     assert (trained.flops - frozen.flops) / trained.flops == pytest.approx(0.0227, abs=1e-4)
@@ -67,7 +67,7 @@ def test_the_floor_of_medium_512_falls_by_what_is_frozen_or_left_out() -> None:
     """At round rates: 800 TFLOP/s and 4 TB/s."""
 
     def seconds(name: str) -> float:
-        return floor(RunConfig.make(preset="medium-512", model_type=name), 8, 800e12, 4e12, gpu=True).total
+        return floor(RunConfig(preset="medium-512", model_type=name), 8, 800e12, 4e12, gpu=True).total
 
     one_product = 6 * 2 * 8 * 512 * 512**2 / 800e12
     updates = 32 * 6 * 512**2 / 4e12

@@ -21,7 +21,7 @@ SMALL = Model(vocab_size=101, d_model=48, num_layers=3, num_heads=4, d_ff=96, se
 
 @pytest.mark.parametrize(("variant", "trainable"), [("baseline", 44_896_768), ("oelm_v2", 41_751_040)])
 def test_medium_512_has_exactly_the_studys_parameters(variant: str, trainable: int) -> None:
-    model = GPT(RunConfig.make(preset="medium-512", model_type=variant), seed=0)
+    model = GPT(RunConfig(preset="medium-512", model_type=variant), seed=0)
     assert sum(p.numel() for p in model.parameters()) == 44_896_768
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == trainable
 

@@ -23,7 +23,7 @@ def outputs(storybook: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("baseline", "oelm_v2"):
         for seed in (0, 1):
             fields: dict[str, Any] = {"model_type": name, "seed": seed, "out_dir": folder / name / f"seed-{seed}"}
-            fit(RunConfig.make(**SMALL, **fields, data_path=storybook))
+            fit(RunConfig(**SMALL, **fields, data_path=storybook))
     return folder
 
 

@@ -81,7 +81,7 @@ def test_a_correction_is_held_against_itself_over_nothing(
 
     def answers(*names: str) -> dict[str, tuple[str, ...]]:
         for name in names:
-            fit(RunConfig.make(**SMALL, model_type=name, out_dir=tmp_path / name, data_path=storybook))
+            fit(RunConfig(**SMALL, model_type=name, out_dir=tmp_path / name, data_path=storybook))
         (table,) = ablation(compare([run for run in runs if run.config().seed == 0] + find_runs([tmp_path])))
         return {row[1]: row for row in table.rows[4:]}
 
@@ -306,9 +306,9 @@ def test_a_copy_or_a_link_of_a_run_is_not_counted_twice(copied: Path) -> None:
 def test_runs_that_found_a_rate_are_not_judged(copied: Path, storybook: Path) -> None:
     for rate in (1e-3, 1e-2):
         trial = {"max_lr": rate, "seed": 9, "out_dir": copied / "tuning" / f"{rate}", "max_steps": 6}
-        fit(RunConfig.make(**{**SMALL, **trial}, data_path=storybook))
+        fit(RunConfig(**{**SMALL, **trial}, data_path=storybook))
     tuned = {"max_lr": 1e-2, "tuned_from": copied / "tuning", "out_dir": copied / "tuned", "seed": 0}
-    fit(RunConfig.make(**{**SMALL, **tuned}, data_path=storybook))
+    fit(RunConfig(**{**SMALL, **tuned}, data_path=storybook))
     said = content(find_runs([copied]))
     assert "Runs that only served to find a learning rate, and are not judged: 2." in str(said.opening)
     assert len(said.sections) == 1

@@ -24,7 +24,7 @@ STEPS = 20
 
 
 def first_losses(name: str, storybook: Path, out_dir: Path) -> list[float]:
-    config = RunConfig.make(
+    config = RunConfig(
         preset="nano",
         model_type=name,
         data_path=str(storybook),

@@ -10,7 +10,7 @@ from oelm.training.schedule import learning_rate
 
 
 def test_it_rises_to_the_maximum_and_falls_to_the_minimum() -> None:
-    config = RunConfig.make(max_steps=100, warmup_steps=10, max_lr=1.0, min_lr=0.1)
+    config = RunConfig(max_steps=100, warmup_steps=10, max_lr=1.0, min_lr=0.1)
     rates = [learning_rate(config, step) for step in range(101)]
     assert rates[:10] == pytest.approx([0.1 * (i + 1) for i in range(10)])
     assert rates[10] == 1.0
@@ -20,11 +20,11 @@ def test_it_rises_to_the_maximum_and_falls_to_the_minimum() -> None:
 
 
 def test_without_warm_up_it_starts_at_the_maximum() -> None:
-    assert learning_rate(RunConfig.make(max_steps=10, warmup_steps=0, max_lr=0.5, min_lr=0.0), 0) == 0.5
+    assert learning_rate(RunConfig(max_steps=10, warmup_steps=0, max_lr=0.5, min_lr=0.0), 0) == 0.5
 
 
 def test_the_cosine_arrives_when_the_help_says(capsys: pytest.CaptureFixture[str]) -> None:
-    config = RunConfig.make(max_steps=10, warmup_steps=2, max_lr=1.0, min_lr=0.5)
+    config = RunConfig(max_steps=10, warmup_steps=2, max_lr=1.0, min_lr=0.5)
     assert learning_rate(config, 9) > 0.5
     assert learning_rate(config, 10) == 0.5
     with pytest.raises(SystemExit):

@@ -62,7 +62,7 @@ class Bench:
         given |= {name: value for name in ("seq_len", "positions") if (value := getattr(self, name)) is not None}
         if self.d_model is not None:
             given |= {"d_model": self.d_model, "d_ff": 4 * self.d_model, "num_heads": max(1, self.d_model // 64)}
-        return RunConfig.make(preset=self.preset, **given)
+        return RunConfig(preset=self.preset, **given)
 
     @property
     def path(self) -> Path:

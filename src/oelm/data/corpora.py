@@ -29,8 +29,9 @@ from oelm.errors import UserError, is_disk_full
 Documents = Iterator[str]
 
 LONGEST_PIECE = 4_000_000  # characters; a longer document becomes several, to bound memory
-LONGEST_LINE = 32_000_000  # characters of a line of JSON, which can take 20 bytes each to parse
+LONGEST_LINE = 16_000_000  # characters of a line of JSON, which can take 30 bytes each to parse
 LARGEST_PAGE = 64_000_000  # bytes of a parquet page; to read it takes up to six times as much memory
+RETRIES = 3  # of the layer above the one that tries five times, for 23 seconds
 MOST_ROWS = 64  # at once; fewer where pages, and so perhaps documents, are large
 
 
@@ -48,14 +49,27 @@ class HubCorpus:
     def documents(self) -> Documents:
         import datasets
 
+        # A connection that is cut is taken up again by two layers, one within the other: half an hour, left to them.
+        datasets.config.STREAMING_READ_MAX_RETRIES, datasets.config.STREAMING_READ_RETRY_INTERVAL = RETRIES, 1
         self._ask_for_it()
         try:
             rows = datasets.load_dataset(self.path, self.name, split="train", revision=self.revision, streaming=True)
-            yield from self.join(row["text"] for row in rows)
+            yield from self.join(self._texts(rows))
         # Network errors reach us as OSError, or as RuntimeError from a client closed by one; a dataset that is gone
-        # or has changed its layout as ValueError.
+        # as ValueError.
         except (OSError, RuntimeError, ValueError) as error:
             raise self._unreachable(error) from error
+
+    def _texts(self, rows: Iterable[dict[str, Any]]) -> Documents:
+        for row in rows:
+            text = row.get("text", row)
+            if isinstance(text, str):
+                yield text
+            elif text is not None:
+                raise UserError(
+                    f"the hub dataset {self.path} has no column 'text' that holds text (it has: {', '.join(row)}), so "
+                    f"it has changed; download it and pass its files with --source and --text-field"
+                )
 
     def _ask_for_it(self) -> None:
         """Says at once that there is no such hub, or no such dataset on it: `datasets` tries for half a minute."""
@@ -136,31 +150,62 @@ def _name(path: Path) -> str:
     return path.name.lower()
 
 
-def read_files(files: Iterable[Path], text_field: str = "text") -> Documents:
-    """The documents of all files, one after the other."""
-    import pyarrow as pa
+class Reading(Iterator[str]):
+    """The documents of all files, one after the other; and how much of the files was read."""
 
-    for path in files:
-        try:
-            yield from _read_file(path, text_field)
-        except (EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError, DamagedPageError, pa.ArrowException) as error:
-            raise _damaged(path, error) from None
-        except OSError as error:
-            if error.errno:  # the system's word, such as "permission denied"
-                raise
-            raise _damaged(path, error) from None  # a decompressor's
+    def __init__(self, files: Iterable[Path], text_field: str = "text") -> None:
+        self._files, self._text_field = list(files), text_field
+        self._size = sum(path.stat().st_size for path in self._files)
+        self._done = 0
+        self._file: IO[bytes] | None = None
+        self._documents = self._read()
+
+    def __next__(self) -> str:
+        return next(self._documents)
+
+    @property
+    def share(self) -> float | None:
+        """From 0 to 1, but within a parquet file, which is not read in its order; None where nobody can tell."""
+        within = self._file.tell() if self._file and self._file.seekable() else 0
+        return (self._done + within) / self._size if self._size else None
+
+    def _read(self) -> Documents:
+        import pyarrow as pa
+
+        cut = (EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError, DamagedPageError, pa.ArrowException)
+        for path in self._files:
+            try:
+                with path.open("rb") as file:
+                    self._file = None if _kind(path) == ".parquet" else file
+                    yield from _read_file(path, file, self._text_field)
+            except cut as error:
+                raise _damaged(path, error) from None
+            except OSError as error:
+                if error.errno:  # the system's word, such as "permission denied"
+                    raise
+                raise _damaged(path, error) from None  # a decompressor's
+            finally:
+                self._file = None
+            self._done += path.stat().st_size
 
 
 def _damaged(path: Path, error: Exception) -> UserError:
-    return UserError(f"{path} is damaged or cut short: {' '.join(str(error).split())}")
+    reason = " ".join(str(error).split())
+    if "too much memory" in reason:  # zstd's word
+        return UserError(f"{path} was compressed with too large a window; compress it again without --long")
+    return UserError(f"{path} is damaged or cut short: {reason}; get it again, or leave it out")
 
 
-def _read_file(path: Path, text_field: str) -> Documents:
-    kind = next(kind for kind in FORMATS if _name(path).endswith(tuple(kind + c for c in COMPRESSIONS)))
+def _kind(path: Path) -> str:
+    return next(kind for kind in FORMATS if _name(path).endswith(tuple(kind + c for c in COMPRESSIONS)))
+
+
+def _read_file(path: Path, file: IO[bytes], text_field: str) -> Documents:
+    kind = _kind(path)
     packed = not _name(path).endswith(kind)
     if packed and path.is_file() and not path.stat().st_size:  # which gzip and zstd would take for an empty text
         raise EOFError("it is empty")
-    with _open(path) as stream:
+    with _unpacked(path, file) as stream:
         if kind == ".parquet":
             yield from _parquet(path, stream, text_field)
         else:
@@ -171,16 +216,16 @@ def _read_file(path: Path, text_field: str) -> Documents:
                 raise UserError(f"{path}{_where_not_utf8(path)}: not UTF-8 text; convert it first") from None
 
 
-def _open(path: Path) -> IO[bytes]:
+def _unpacked(path: Path, file: IO[bytes]) -> IO[bytes]:
     if _name(path).endswith(".xz"):
-        return cast(IO[bytes], open_xz(path))
+        return cast(IO[bytes], open_xz(file))
     if _name(path).endswith(".gz"):
-        return cast(IO[bytes], gzip.open(path))
+        return cast(IO[bytes], gzip.open(file))
     if _name(path).endswith(".zst"):
         import pyarrow as pa
 
-        return cast(IO[bytes], pa.input_stream(str(path), compression="zstd"))
-    return path.open("rb")
+        return cast(IO[bytes], pa.input_stream(file, compression="zstd"))
+    return file
 
 
 def _where_not_utf8(path: Path) -> str:
@@ -188,7 +233,7 @@ def _where_not_utf8(path: Path) -> str:
     if not path.is_file():  # a pipe can be read only once
         return ""
     decoder, line = codecs.getincrementaldecoder("utf-8")(), 1
-    with _open(path) as stream:
+    with path.open("rb") as file, _unpacked(path, file) as stream:
         while block := stream.read(1 << 20):
             try:
                 decoder.decode(block)
@@ -203,7 +248,7 @@ def _plain(lines: IO[str]) -> Documents:
     document: list[str] = []
     size = 0
     while line := lines.readline(LONGEST_PIECE):
-        ends = line.rstrip("\r\n") == END_OF_TEXT
+        ends = line.rstrip() == END_OF_TEXT
         if ends or size + len(line) > LONGEST_PIECE:
             yield "".join(document)
             document, size = [], 0
@@ -299,4 +344,4 @@ def _is_text(kind: Any) -> bool:
     import pyarrow as pa
 
     values = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(values) or pa.types.is_large_string(values))
+    return bool(pa.types.is_string(values) or pa.types.is_large_string(values) or pa.types.is_string_view(values))

@@ -88,6 +88,7 @@ class Tally:
 
     documents: int = 0
     tokens: int = 0
+    share: float | None = None  # of the whole; None where nobody can tell
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -124,9 +125,12 @@ def prepare(
     origin = request.describe()  # before it is read: text that changes meanwhile is noticed when asked again
     try:
         with becoming(target, replace=overwrite) as scratch:
-            documents, tokenizer = _open_corpus(request)
+            text = _open_text(request)
+            documents, tokenizer = _with_tokenizer(text, request)
             with _Writer(scratch, tokenizer) as writer:
-                _write_all(writer, documents, request, on_progress)
+                for tally in _write_all(writer, documents, request):
+                    tally.share = _share(tally, text, request)
+                    on_progress(tally)
             if isinstance(tokenizer, SmallBpe):
                 tokenizer.save(scratch)
             _check_complete(writer, request)
@@ -241,8 +245,8 @@ def _text(source: Any) -> Any:
     return source
 
 
-def _open_corpus(request: Preparation) -> tuple[Iterator[str], Tokenizer]:
-    documents = corpora.in_pieces(_documents(request))
+def _with_tokenizer(text: Iterator[str], request: Preparation) -> tuple[Iterator[str], Tokenizer]:
+    documents = corpora.in_pieces(text)
     if request.small_vocabulary is None:
         return documents, Gpt2Bpe()
     sample = list(_sample(documents))
@@ -250,12 +254,21 @@ def _open_corpus(request: Preparation) -> tuple[Iterator[str], Tokenizer]:
     return itertools.chain(sample, documents), SmallBpe.train(lessons, request.small_vocabulary)
 
 
-def _documents(request: Preparation) -> Iterator[str]:
+def _open_text(request: Preparation) -> Iterator[str]:
     if request.source:
-        return corpora.read_files(corpora.find_files(map(Path, request.source)), request.text_field)
+        return corpora.Reading(corpora.find_files(map(Path, request.source)), request.text_field)
     if request.name == "storybook":
         return storybook.stories(STORYBOOK_STORIES)
     return corpora.HUB[request.name].documents()
+
+
+def _share(tally: Tally, text: Iterator[str], request: Preparation) -> float | None:
+    """How far a preparation is: in the files, or on the way to --max-tokens."""
+    shares = [
+        text.share if isinstance(text, corpora.Reading) else None,
+        tally.tokens / request.max_tokens if request.max_tokens else None,
+    ]
+    return max((share for share in shares if share is not None), default=None)
 
 
 def _sample(documents: Iterator[str]) -> Iterator[str]:
@@ -280,12 +293,8 @@ def split_of(document: str, val_fraction: float, test_fraction: float) -> str:
 Encoded = list[tuple[str, TokenArray]]
 
 
-def _write_all(
-    writer: _Writer,
-    documents: Iterator[str],
-    request: Preparation,
-    on_progress: Callable[[Tally], None],
-) -> None:
+def _write_all(writer: _Writer, documents: Iterator[str], request: Preparation) -> Iterator[Tally]:
+    """Writes the documents, and says after every chunk how far it is."""
     tally = Tally()
 
     def encode(chunk: list[str]) -> Encoded:
@@ -296,7 +305,7 @@ def _write_all(
 
     for chunk in _in_order(encode, _chunks(documents)):
         too_long = _write_chunk(writer, chunk, tally, request.max_tokens)
-        on_progress(tally)
+        yield tally
         if too_long and not tally.documents:
             raise UserError(
                 f"--max-tokens {request.max_tokens} is fewer than the {too_long} tokens of the first document; raise it"
@@ -389,7 +398,7 @@ class _Writer:
 def _check_complete(writer: _Writer, request: Preparation) -> None:
     total = sum(writer.documents.values())
     if not total:
-        raise UserError(f"corpus {request.name} has no text in it")
+        raise UserError(f"corpus {request.name} has no text in it; check what --source names")
     more = "give more documents" + ("" if request.max_tokens is None else ", raise --max-tokens")
     needed = ("train", "val", "test") if request.test_fraction else ("train", "val")
     empty = next((split for split in needed if not writer.documents[split]), None)

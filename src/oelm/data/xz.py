@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import io
 import lzma
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -17,15 +16,15 @@ if TYPE_CHECKING:
 BLOCK = 1 << 16
 
 
-def open_xz(path: Path) -> io.BufferedReader:
-    return io.BufferedReader(_Streams(path), BLOCK)
+def open_xz(file: IO[bytes]) -> io.BufferedReader:
+    return io.BufferedReader(_Streams(file), BLOCK)
 
 
 class _Streams(io.RawIOBase):
     """The content of one stream after another. Between and after them there may be NULs, and nothing else."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("rb")
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
         self._stream = lzma.LZMADecompressor()
 
     def readable(self) -> bool:

@@ -64,7 +64,7 @@ class Probe:
 
     def config(self, variant: str, task: str, rate: float, seed: int) -> RunConfig:
         """The run that stands for one of the probes."""
-        return RunConfig.make(
+        return RunConfig(
             model_type=variant,
             vocab_size=TASKS[task].vocab_size,
             seq_len=TASKS[task].length - 1,

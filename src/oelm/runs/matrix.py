@@ -94,7 +94,7 @@ def gpt_07(**changes: Any) -> RunConfig:
 def _study(dataset: str, variant: str, max_lr: float, max_steps: int, changes: Mapping[str, Any]) -> RunConfig:
     """An experiment as the study ran it, to the letter."""
     fields = {"recipe": "study", "preset": "medium-512", "dataset": dataset, "max_lr": max_lr, "max_steps": max_steps}
-    config = RunConfig.make(**{**fields, "model_type": variant, **changes})
+    config = RunConfig(**{**fields, "model_type": variant, **changes})
     if "val_interval" not in changes:  # a rehearsal has its ten validations, too
         config = replace(config, val_interval=min(config.val_interval or 1, max(1, config.max_steps // 10)))
     return config
@@ -282,7 +282,7 @@ def _config(
     fields = {**settings, **{name: value for name, (_, value) in chosen.items()}}
     for i, rate in enumerate(rates):
         try:
-            config = RunConfig.make(**{**fields, "max_lr": rate})
+            config = RunConfig(**{**fields, "max_lr": rate})
             replace(config, max_steps=trial_steps or config.max_steps)
         except UserError as error:
             lines = {

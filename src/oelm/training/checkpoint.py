@@ -199,7 +199,7 @@ def load(path: Path, model: nn.Module, moments: Mapping[str, Tensor]) -> dict[st
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    state: dict[str, Any] = read_json(path / "state.json", STATE)
+    state: dict[str, Any] = read_json(path / "state.json", STATE, remedy="")
     for key in ("best", "last_val"):
         if not isinstance(state.get(key), float | None):
             raise ValueError(f"{key} in state.json is no number")

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 
 from oelm.config import RunConfig, run_id
 from oelm.data.batches import Corpus, open_corpus
-from oelm.errors import DivergedError, InterruptedRunError, RunFailedError, UserError, is_disk_full
+from oelm.errors import DivergedError, InterruptedRunError, RunFailedError, UserError, is_disk_full, is_lost_peer
 from oelm.runfolder import RunFolder, locked
 from oelm.training.clock import Clock
 from oelm.training.evaluate import StopAskedError
@@ -90,7 +90,7 @@ def _status_kept(run: Run) -> Iterator[None]:
         yield
     except BaseException as error:
         stopped = isinstance(error, InterruptedRunError | KeyboardInterrupt)
-        full, deserted = is_disk_full(error), run.world.size > 1 and _lost_a_peer(error)
+        full, deserted = is_disk_full(error), run.world.size > 1 and is_lost_peer(error)
         message = str(error) or type(error).__name__
         if full:
             message = f"no space left on the disk that holds {run.folder.path}; free some and run the command again"
@@ -106,13 +106,6 @@ def _status_kept(run: Run) -> Iterator[None]:
         raise
     finally:
         run.close()
-
-
-def _lost_a_peer(error: BaseException) -> bool:
-    """Whether the network of the processes says that one of them is gone."""
-    return isinstance(error, RuntimeError) and any(
-        word in str(error) for word in ("closed by peer", "Connection reset", "NCCL communicator was aborted")
-    )
 
 
 def _check_identity(config: RunConfig, folder: RunFolder, corpus: Corpus) -> None:

@@ -416,6 +416,6 @@ class Run:
         kept = checkpoint.last(self.folder.checkpoints)
         return (
             f"{what} at step {step} (learning rate {rate:.3g}): training has diverged. "
-            f"Try a lower --max_lr, a longer --warmup_steps or --grad_clip 1. "
+            f"Try a lower --max_lr{', or --grad_clip 1' * (not self.config.grad_clip)} or a longer --warmup_steps. "
             f"Last good checkpoint: {kept if kept else 'none was saved yet'}"
         )
