@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -26,6 +27,7 @@ import numpy as np
 
 from benchmarks.results import write_result
 from oelm.data.corpora import Reading, find_files
+from oelm.data.meta import Meta
 from oelm.data.tokenizer import END_OF_TEXT, gpt2_encoding
 
 SHARDS = 1024
@@ -83,7 +85,13 @@ def peak_memory(*arguments: str) -> float:
 
 def peak_of_preparing(text: Path, copies: int) -> float:
     with tempfile.TemporaryDirectory() as scratch:
-        return peak_memory("prepare", "bench", "--data-dir", scratch, "--source", *[str(text)] * copies)
+        texts = [Path(scratch) / f"{number}.txt" for number in range(copies)]  # one named twice would count once
+        for copy in texts:
+            shutil.copy(text, copy)
+        peak = peak_memory("prepare", "bench", "--data-dir", f"{scratch}/data", "--source", *map(str, texts))
+        total = sum(Meta.read(Path(scratch) / "data" / "bench").documents.values())
+        print(f"{total:,} documents: {peak:.0f} MB", flush=True)
+        return peak
 
 
 def same_tokens(text: Path, scratch: Path) -> bool:

@@ -29,6 +29,9 @@ PRESENT: dict[str, Callable[[], bool]] = {
 }
 
 
+REQUIRED = set(filter(None, os.environ.get("OELM_REQUIRE", "").split(",")))
+
+
 def _tmpfs_can_be_mounted() -> bool:
     if shutil.which("unshare") is None:
         return False
@@ -40,7 +43,7 @@ def needs(thing: str) -> None:
     """Leaves a test out, loudly, on a machine that lacks something."""
     if PRESENT[thing]():
         return
-    if thing in os.environ.get("OELM_REQUIRE", "").split(","):
+    if thing in REQUIRED:
         pytest.fail(f"OELM_REQUIRE asks for {thing}, and this machine has none")
     pytest.skip(f"not run: this machine has no {thing}")
 
@@ -48,6 +51,8 @@ def needs(thing: str) -> None:
 def pytest_configure() -> None:
     """A shell that runs the tests in the background has them ignore SIGINT, and so would all that they start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if unknown := REQUIRED - PRESENT.keys():
+        raise pytest.UsageError(f"OELM_REQUIRE names {', '.join(unknown)}; there are {', '.join(PRESENT)}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

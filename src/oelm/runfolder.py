@@ -8,6 +8,7 @@
     freeze_audit.json    a hash per frozen matrix at its freeze and at the end
     status.json          running (with a heartbeat), finished, failed or interrupted
     training.log         what was said on the way
+    tokenizer.json       the small vocabulary, where the corpus has one of its own
     tensorboard/         the metrics and scores once more, for TensorBoard
     samples/             text generated at the end
     checkpoints/         step-N/ (the newest two), last (names the newest), best.safetensors (weights only)

@@ -169,7 +169,7 @@ def test_a_rate_that_diverges_is_kept_as_such_and_not_tried_again(
 
 @pytest.mark.parametrize("matrix", sorted(Path(experiments.__file__).parent.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_matrices_of_the_study_are_sound(matrix: Path, tmp_path: Path) -> None:
-    for corpus in ("wiki", "reviews", "storybook"):
+    for corpus in ("wiki", "reviews", "tinystories-13k", "storybook"):
         (tmp_path / corpus).mkdir()
         (tmp_path / corpus / "meta.json").touch()
     for arm in read_matrix(matrix, tmp_path / "results", tmp_path):

@@ -12,7 +12,7 @@ import torch
 from oelm.config import RunConfig
 from oelm.data.batches import Batches
 from oelm.model.gpt import GPT
-from oelm.training.step import build_optimizer, open_engine
+from oelm.training.step import Engine, build_optimizer, open_engine
 from oelm.training.world import World
 from tests.conftest import needs
 
@@ -20,15 +20,19 @@ Tiny = Callable[..., RunConfig]
 ALONE = World(0, 1, torch.device("cpu"))
 
 
-def run_steps(config: RunConfig, steps: int) -> tuple[GPT, list[float]]:
+def engine_after(config: RunConfig, steps: int) -> tuple[Engine, list[float]]:
     config = config.resolved(64)
     tokens = (np.arange(4000) ** 2 % 61).astype(np.uint16)
     data = Batches(tokens, config.seq_len, config.batch_size, config.seed)
-    model = GPT(config, config.seed)
-    engine = open_engine(model, config, ALONE, data)
+    engine = open_engine(GPT(config, config.seed), config, ALONE, data)
     for step in range(steps):
         engine.step(step)
-    return model, [loss for loss, _ in engine.results()]
+    return engine, [loss for loss, _ in engine.results()]
+
+
+def run_steps(config: RunConfig, steps: int) -> tuple[GPT, list[float]]:
+    engine, losses = engine_after(config, steps)
+    return engine.model, losses
 
 
 @pytest.mark.parametrize(("variant", "dropout"), [("baseline", 0.0), ("oelm_v2", 0.0), ("baseline", 0.2)])
@@ -53,10 +57,13 @@ def test_the_compiled_step_equals_the_eager_one(tiny: Tiny, accumulation: int) -
 def test_frozen_matrices_have_no_gradient_no_moments_and_no_decay(tiny: Tiny) -> None:
     config = tiny(vocab_size=64, model_type="oelm_v2", weight_decay=0.5, decay="all").resolved(64)
     born = {name: w.clone() for name, w in GPT(config, config.seed).matrices().items()}
-    model, _ = run_steps(config, 5)
+    engine, _ = engine_after(config, 5)
+    model, moments = engine.model, engine.moments()
     for name, weight in model.matrices().items():
         assert weight.grad is None
         assert torch.equal(weight, born[name])
+        assert not any(key.startswith(name) for key in moments)
+    assert "blocks.0.attention.v.weight.exp_avg" in moments
     value = "blocks.0.attention.v.weight"
     assert not torch.equal(model.get_parameter(value), GPT(config, config.seed).get_parameter(value))
 

@@ -23,6 +23,7 @@ from typing import Any
 import yaml
 
 from oelm.config import LOADER, RunConfig
+from oelm.data.corpora import NAMES as CORPORA
 from oelm.data.meta import is_corpus
 from oelm.errors import UserError, is_plain_name, known
 from oelm.runs.document import Document
@@ -208,7 +209,8 @@ def read_matrix(
             raise file.error("corpora", f"{corpus!r} is not the name of a prepared corpus", i)
         folder = (data_dir or Path("data")) / corpus
         if data_dir is not None and not is_corpus(folder):
-            raise file.error("corpora", f"there is no prepared corpus {folder}; oelm prepare {corpus}", i)
+            source = "" if corpus in CORPORA else " --source FILES"
+            raise file.error("corpora", f"there is no prepared corpus {folder}; oelm prepare {corpus}{source}", i)
         for j, variant in enumerate(names):
             config = _config(file, settings, {"model_type": (j, variant), "dataset": (i, corpus)}, rates, trial_steps)
             arm = Path(corpus, variant) if len(corpora) > 1 else Path(variant)

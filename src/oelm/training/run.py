@@ -361,6 +361,8 @@ class Run:
             self.observer.note(f"what was being saved could not be: {error}")
         self.trackers.close()
         self.observer.close()
+        # What holds on to the processes' network must not be left for the interpreter's last moments.
+        vars(self).pop("engine", None)
 
     def say(self, line: str) -> None:
         if self.world.leads:

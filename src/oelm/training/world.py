@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,6 +73,7 @@ def joined(config: RunConfig) -> Iterator[World]:
         raise
     finally:
         if size > 1:
+            gc.collect()  # models that still hold on to the network
             dist.destroy_process_group()
 
 
