@@ -128,7 +128,8 @@ def _paragraphs(helptext: str) -> str:
 
 
 # tyro keeps breaks before lines that are indented, as those of a field's docstring are, and has no setting for it.
-tyro._strings.remove_single_line_breaks = _paragraphs
+with contextlib.suppress(AttributeError):  # in a version that does it elsewhere, some sentences are broken, no more
+    tyro._strings.remove_single_line_breaks = _paragraphs
 
 OPTIONALS = tyro.constructors.ConstructorRegistry()
 
