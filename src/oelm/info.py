@@ -10,7 +10,7 @@ from typing import Any
 from oelm.config import RunConfig
 from oelm.data import corpora
 from oelm.data.meta import META_FILE, Meta
-from oelm.data.prepare import STORYBOOK_VOCAB
+from oelm.data.request import STORYBOOK_VOCAB
 from oelm.data.tokenizer import GPT2_VOCAB
 from oelm.model.cost import Cost, shrunk_feed_forward, step_cost, trained_share
 

@@ -12,9 +12,9 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,10 @@ import numpy as np
 from oelm.data import corpora, storybook
 from oelm.data.batches import HASH_CACHE, Corpus, verify
 from oelm.data.meta import META_FILE, SPLITS, Meta, is_corpus
+from oelm.data.request import STORYBOOK_STORIES, Request, asked_for, difference
 from oelm.data.scratch import TakenError, becoming, tidy
 from oelm.data.tokenizer import END_OF_TEXT, TOKENIZER_FILE, Gpt2Bpe, SmallBpe, TokenArray, Tokenizer
-from oelm.errors import UserError, is_number, is_plain_name, is_whole, known
+from oelm.errors import UserError
 
 # Characters that are encoded, or wait for it or for their turn to be written, however many cores there are: at worst,
 # encoding takes 160 bytes of memory for each.
@@ -33,53 +34,7 @@ IN_FLIGHT = 2_000_000
 TOO_FEW = 20  # documents; no choice of fractions makes good splits of fewer
 CORPUS_FILES = {META_FILE, TOKENIZER_FILE, HASH_CACHE, *(f"{split}.bin" for split in SPLITS)}
 THREADS = os.cpu_count() or 1
-STORYBOOK_STORIES = 12_000
-STORYBOOK_VOCAB = 1024
-MOST_VOCAB = 2**16
 SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 2_000, 2_000_000  # at most, and about, of which a small vocabulary is learnt
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """What `oelm prepare` was asked for; kept in meta.json, so that asking again does nothing twice."""
-
-    name: str
-    source: tuple[str, ...] = ()
-    val_fraction: float = 0.02
-    test_fraction: float = 0.02
-    max_tokens: int | None = None
-    vocab_size: int | None = None
-    text_field: str = "text"
-
-    @property
-    def small_vocabulary(self) -> int | None:
-        """How large a vocabulary is to be learnt from the text; None where GPT-2's is to be used."""
-        return self.vocab_size or (STORYBOOK_VOCAB if self.name == "storybook" else None)
-
-    def describe(self) -> dict[str, Any]:
-        """The request and the text behind it, as meta.json keeps them."""
-        source: Any = {"built_in": self.name, "stories": STORYBOOK_STORIES}
-        if self.source:
-            files = corpora.find_files(map(Path, self.source))
-            source = [_fingerprint(path) for path in files]
-        elif self.name in corpora.HUB:
-            hub = corpora.HUB[self.name]
-            source = {"hub": hub.path, "name": hub.name, "revision": hub.revision, "split": "train"}
-        settings = {key: value for key, value in asdict(self).items() if key not in ("name", "source")}
-        return {"source": source, "settings": settings}
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    """A source file as meta.json keeps it.
-
-    The hash notices any edit, and nothing else: a file that was touched, or copied to another folder, is the same text.
-    To compute it takes a small part of the time that tokenising takes.
-    """
-    digest = None
-    if path.is_file():  # a pipe can be read only once
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"file": str(path), "bytes": path.stat().st_size, "sha256": digest}
 
 
 @dataclass
@@ -111,7 +66,7 @@ def prepare(
 ) -> Path:
     """Prepares a corpus and returns its folder; a folder that is already what was asked for is left as it is."""
     sources = tuple(map(str, source))
-    request = _request(name, sources, val_fraction, test_fraction, max_tokens, vocab_size, text_field)
+    request = asked_for(name, sources, val_fraction, test_fraction, max_tokens, vocab_size, text_field)
     folder = Path(data_dir) / name
     target = _followed(folder)
     tidy(target)
@@ -149,54 +104,7 @@ def _followed(folder: Path) -> Path:
         return folder
 
 
-def _request(
-    name: str,
-    source: tuple[str, ...],
-    val_fraction: float | None,
-    test_fraction: float | None,
-    max_tokens: int | None,
-    vocab_size: int | None,
-    text_field: str,
-) -> Preparation:
-    if not source:
-        known("corpus", name, corpora.NAMES, otherwise="; for your own text: --source PATH")
-    elif name in corpora.NAMES:
-        raise UserError(
-            f"{name} is a corpus of its own; choose another name for the text of --source, or drop --source"
-        )
-    if not is_plain_name(name):
-        raise UserError(f"corpus name {name!r} must be a plain folder name")
-    defaults = corpora.HUB.get(name, Preparation(name))
-    val = _number("--val-fraction", defaults.val_fraction if val_fraction is None else val_fraction)
-    test = _number("--test-fraction", defaults.test_fraction if test_fraction is None else test_fraction)
-    if not 0 < val < 1:
-        raise UserError(f"--val-fraction {val:g} must lie between 0 and 1: without validation no run can be judged")
-    if not 0 <= test < 1:
-        raise UserError(f"--test-fraction {test:g} must lie between 0 and 1")
-    if val + test >= 1:
-        raise UserError(f"--val-fraction {val:g} and --test-fraction {test:g} must leave something to train on")
-    most = _whole_number("--max-tokens", max_tokens, 1)
-    vocab = _whole_number("--vocab-size", vocab_size, SmallBpe.fewest, MOST_VOCAB)
-    return Preparation(name, source, val, test, most, vocab, text_field)
-
-
-def _number(flag: str, value: Any) -> float:
-    """A number as such; what comes from Python may be anything."""
-    if not is_number(value):
-        raise UserError(f"{flag} {value!r} must be a number")
-    return float(value)
-
-
-def _whole_number(flag: str, value: Any, least: int, most: int | None = None) -> int | None:
-    if value is None:
-        return None
-    if not is_whole(value) or value < least or (most is not None and value > most):
-        bounds = f"at least {least:,}" if most is None else f"from {least:,} to {most:,}"
-        raise UserError(f"{flag} {value!r} must be a whole number, {bounds}")
-    return int(value)
-
-
-def _refuse_to_replace(folder: Path, request: Preparation) -> None:
+def _refuse_to_replace(folder: Path, request: Request) -> None:
     """Nothing but a prepared corpus is ever replaced, and never one that a source lies in."""
     if not is_corpus(folder):
         raise UserError(f"{folder} exists and is no prepared corpus; move it away or choose another name")
@@ -212,18 +120,12 @@ def _refuse_to_lose(folder: Path) -> None:
         raise UserError(f"{folder / foreign[0]} is no part of the corpus that --overwrite replaces; move it away first")
 
 
-def _existing(folder: Path, request: Preparation) -> Path:
-    meta, wanted = Meta.read(folder), request.describe()
-    if _given(meta.settings) != _given(wanted["settings"]):
-        difference = "with other settings"
-    elif _text(meta.source) != _text(wanted["source"]):
-        difference = "from other text"
-    elif isinstance(meta.source, list) and any(entry.get("sha256") is None for entry in meta.source):
-        difference = "from a pipe, whose text cannot be compared"
-    else:
-        _check_whole(folder, meta)
-        return folder
-    raise UserError(f"{folder} was prepared {difference}; pass --overwrite to replace it, or choose another name")
+def _existing(folder: Path, request: Request) -> Path:
+    meta = Meta.read(folder)
+    if otherwise := difference(meta, request):
+        raise UserError(f"{folder} was prepared {otherwise}; pass --overwrite to replace it, or choose another name")
+    _check_whole(folder, meta)
+    return folder
 
 
 def _check_whole(folder: Path, meta: Meta) -> None:
@@ -233,19 +135,7 @@ def _check_whole(folder: Path, meta: Meta) -> None:
         SmallBpe.load(folder)
 
 
-def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What was asked for but for what is None, so that a setting which is new makes no corpus of before another one."""
-    return {name: value for name, value in settings.items() if value is not None}
-
-
-def _text(source: Any) -> Any:
-    """What of a source decides the text. Where a file lies does not; its name does, which says how it is read."""
-    if isinstance(source, list):
-        return [(Path(entry["file"]).name, entry.get("sha256")) for entry in source]
-    return source
-
-
-def _with_tokenizer(text: Iterator[str], request: Preparation) -> tuple[Iterator[str], Tokenizer]:
+def _with_tokenizer(text: Iterator[str], request: Request) -> tuple[Iterator[str], Tokenizer]:
     documents = corpora.in_pieces(text)
     if request.small_vocabulary is None:
         return documents, Gpt2Bpe()
@@ -254,7 +144,7 @@ def _with_tokenizer(text: Iterator[str], request: Preparation) -> tuple[Iterator
     return itertools.chain(sample, documents), SmallBpe.train(lessons, request.small_vocabulary)
 
 
-def _open_text(request: Preparation) -> Iterator[str]:
+def _open_text(request: Request) -> Iterator[str]:
     if request.source:
         return corpora.Reading(corpora.find_files(map(Path, request.source)), request.text_field)
     if request.name == "storybook":
@@ -262,7 +152,7 @@ def _open_text(request: Preparation) -> Iterator[str]:
     return corpora.HUB[request.name].documents()
 
 
-def _share(tally: Tally, text: Iterator[str], request: Preparation) -> float | None:
+def _share(tally: Tally, text: Iterator[str], request: Request) -> float | None:
     """How far a preparation is: in the files, or on the way to --max-tokens."""
     shares = [
         text.share if isinstance(text, corpora.Reading) else None,
@@ -293,7 +183,7 @@ def split_of(document: str, val_fraction: float, test_fraction: float) -> str:
 Encoded = list[tuple[str, TokenArray]]
 
 
-def _write_all(writer: _Writer, documents: Iterator[str], request: Preparation) -> Iterator[Tally]:
+def _write_all(writer: _Writer, documents: Iterator[str], request: Request) -> Iterator[Tally]:
     """Writes the documents, and says after every chunk how far it is."""
     tally = Tally()
 
@@ -395,7 +285,7 @@ class _Writer:
         }
 
 
-def _check_complete(writer: _Writer, request: Preparation) -> None:
+def _check_complete(writer: _Writer, request: Request) -> None:
     total = sum(writer.documents.values())
     if not total:
         raise UserError(f"corpus {request.name} has no text in it; check what --source names")
