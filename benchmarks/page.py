@@ -161,8 +161,8 @@ def end_to_end_section(result: dict[str, Any]) -> str:
     validations = result["timing_stats"]["num_validations"]
     opening = (
         f"{result['steps']:,} steps of {result['shape']}, with {validations} validations: as many of both as GPT-01 "
-        "has, but with recipe fair. The study's own has dropout and fp16, which needs the "
-        "engine compile, and validates on everything."
+        "has, but with recipe fair. The study's own has dropout and fp16, which needs the engine compile, and scores "
+        "the whole validation set each time."
     )
     return "\n\n".join(["## As many steps as GPT-01, from end to end", opening, table(("part", "time", "share"), rows)])
 

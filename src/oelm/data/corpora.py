@@ -49,7 +49,7 @@ class HubCorpus:
     def documents(self) -> Documents:
         import datasets
 
-        # A connection that is cut is taken up again by two layers, one within the other: half an hour, left to them.
+        # Two layers, one within the other, take a connection up again that is cut: for ten minutes, left to themselves.
         datasets.config.STREAMING_READ_MAX_RETRIES, datasets.config.STREAMING_READ_RETRY_INTERVAL = RETRIES, 1
         self._ask_for_it()
         try:
