@@ -61,6 +61,21 @@ def test_parts_may_stand_in_any_order_and_are_written_in_one() -> None:
     assert str(one) == str(other) == "headwise+shift+lowrank(32)"
 
 
+@pytest.mark.parametrize(
+    ("long", "short"),
+    [
+        ("q=headwise,k=headwise", "headwise"),
+        ("q=headwise,k=headwise+shift", "headwise,k+shift"),
+        ("q=headwise+gain+lowrank(4),k=headwise+lowrank(8)+gain", "headwise+gain,q+lowrank(4),k+lowrank(8)"),
+        ("q=headwise,k=headwise+trained", "headwise,k+trained"),
+        ("q=identity,k=normal+trained", "q=identity,k=normal+trained"),
+    ],
+)
+def test_what_both_sides_have_is_said_once(long: str, short: str) -> None:
+    assert str(variants.parse(long)) == short
+    assert variants.parse(short) == variants.parse(long)
+
+
 def test_every_part_says_how_it_is_written() -> None:
     for name, (_, form, says) in specs.PARTS.items():
         written = form.replace("STEPS", "4").replace("STEP", "30%")
@@ -99,6 +114,9 @@ def test_every_part_says_how_it_is_written() -> None:
         ("q=zero,k=normal+trained", "the other has no effect"),
         ("q=zero+bias,k=zero", "the other has no effect"),
         ("q=headwise", "names Q alone"),
+        ("headwise,shift", "after what both sides have, a comma and q+… or k+…"),
+        ("headwise,k+shift,k+gain", "after what both sides have, a comma and q+… or k+…"),
+        ("headwise+shift,k+shift", "says shift twice"),
         ("q=headwise+thin(2),k=headwise", "thin must be the same for Q and K"),
         ("identity+trained", "identity is no matrix, so there is nothing to train in it"),
         ("", "unknown variant"),

@@ -80,10 +80,12 @@ def test_v3_trains_an_eighth_of_q_and_k_and_its_lite_form_a_sixteenth() -> None:
     ("variant", "source", "control"),
     [
         ("headwise+lowrank(4)", "zero", "zero+lowrank(4)"),
-        ("oelm_v3", "matched", "q=matched+lowrank(6.25%),k=matched+shift+lowrank(6.25%)"),
+        ("oelm_v3", "matched", "matched+lowrank(6.25%),k+shift"),
         ("q=headwise+residual(4),k=normal+trained", "identity", "q=identity+residual(4),k=normal+trained"),
         ("q=headwise+lowrank(4),k=headwise", "zero", "q=zero+lowrank(4),k=headwise"),  # K is not corrected
         ("q=headwise+lowrank(4),k=headwise", "matched", "q=matched+lowrank(4),k=matched"),
+        ("identity+lowrank(4)", "zero", "zero+lowrank(4)"),
+        ("identity+lowrank(4)", "identity", None),  # itself
         ("matched+lowrank(4)", "zero", None),  # not orthogonal
         ("q=headwise+lowrank(4),k=headwise+trained", "zero", "q=zero+lowrank(4),k=headwise+trained"),  # K trains
         ("q=headwise+lowrank(4),k=headwise+gain", "zero", None),  # logits that are all zero

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oelm import variants
 from oelm.config import RunConfig, run_id
 from oelm.errors import UserError, is_disk_full
 from oelm.processes import alive
@@ -329,8 +330,10 @@ class RunFolder:
 
 def redefined(config: RunConfig, manifest: dict[str, Any]) -> str:
     """What the name of its variant stood for when a run was made, if it stands for something else now."""
-    then, now = manifest.get("variant", str(config.variant)), str(config.variant)
-    return "" if then == now else f"{config.model_type} was {then} when the run was made, and is {now} now"
+    then = str(manifest.get("variant", config.variant))
+    if variants.spells(then, config.variant):
+        return ""
+    return f"{config.model_type} was {then} when the run was made, and is {config.variant} now"
 
 
 def _breathes(status: dict[str, Any]) -> bool:

@@ -1,6 +1,10 @@
-"""How a variant is spelled: for each side (Q and K) a source and then parts, in any order, joined by +.
+"""How a variant is spelled: a source and then parts, in any order, joined by +; after a comma, what Q or K has besides.
 
-The source says where the matrix comes from; the parts, when and where it is frozen and what corrects it.
+    headwise+lowrank(32)                both sides
+    headwise+lowrank(32),k+shift        both sides, and K with a shift
+    q=identity,k=normal+trained         sides of different sources
+
+The source says where a side's matrix comes from; the parts, when and where it is frozen and what corrects it.
 """
 
 from __future__ import annotations
@@ -180,23 +184,41 @@ class Variant:
         return Variant(self.q.in_model(width, layers), self.k.in_model(width, layers))
 
     def __str__(self) -> str:
-        return str(self.q) if self.q == self.k else f"q={self.q},k={self.k}"
+        """In one way for each variant: what both sides have stands first."""
+        q, k = list(_written(self.q)), list(_written(self.k))
+        if q[0] != k[0]:
+            return f"q={self.q},k={self.k}"
+        both = [piece for piece in q if piece in k]
+        own = {name: [p for p in pieces if p not in both] for name, pieces in (("q", q), ("k", k))}
+        return ",".join(["+".join(both), *("+".join([name, *pieces]) for name, pieces in own.items() if pieces)])
 
 
 def parse(spec: str, whole: str, names: Iterable[str]) -> Variant:
     """The variant that a spec stands for; `whole` is what the user wrote, `names` what might have been meant."""
-    if not spec.startswith("q="):
-        side = _parse_side(spec, whole, names)
-        return Variant(side, side)
-    q, separator, k = spec.removeprefix("q=").partition(",k=")
-    if not separator:
-        raise UserError(f"variant {whole!r} names Q alone; write q=…,k=…")
+    q, k = _sides(spec, whole)
     variant = Variant(_parse_side(q, whole, names), _parse_side(k, whole, names))
     if variant.q.thin != variant.k.thin:
         raise UserError(f"variant {whole!r}: thin must be the same for Q and K, whose products are the logits")
     if variant.q != variant.k and (variant.q.is_nothing or variant.k.is_nothing):
         raise UserError(f"variant {whole!r}: where one side is zero all logits are, and the other has no effect")
     return variant
+
+
+def _sides(spec: str, whole: str) -> tuple[str, str]:
+    """What is said of Q, and what of K."""
+    if spec.startswith("q="):
+        q, separator, k = spec.removeprefix("q=").partition(",k=")
+        if not separator:
+            raise UserError(f"variant {whole!r} names Q alone; write q=…,k=…")
+        return q, k
+    both, *more = spec.split(",")
+    own = {piece[:1]: piece[1:] for piece in more}
+    if len(own) < len(more) or not all(re.match(r"[qk]\+", piece) for piece in more):
+        raise UserError(
+            f"variant {whole!r}: after what both sides have, a comma and q+… or k+… say what one of them has besides, "
+            f"such as headwise,k+shift; for sides of different sources write q=…,k=…"
+        )
+    return both + own.get("q", ""), both + own.get("k", "")
 
 
 def _flag(argument: str | None) -> bool:

@@ -7,7 +7,7 @@ written in one grammar for flags, YAML, folder names and tables, a source and th
     headwise+trained                    the same matrices, trained like any other
     q=headwise,k=normal+trained         only Q frozen
     normal+freeze(3000)                 trained, and frozen from step 3,000 on
-    headwise+lowrank(32)+shift          frozen, with a trained correction of rank 32, reading a mix of two tokens
+    headwise+lowrank(32),k+shift        frozen, with a trained correction of rank 32; K reads a mix of two tokens
     headwise+lowrank(6.25%)             a correction whose rank is a sixteenth of the model's width
 
 V, the output projection, the feed-forward layers, norms and embeddings train in every variant.
@@ -23,9 +23,9 @@ from oelm.specs import CORRECTIONS, PLAIN, Side, Variant, When
 
 NAMED = {
     "baseline": "normal+trained",
-    "baseline_shift": "q=normal+trained,k=normal+trained+shift",
-    "oelm_v3": "q=headwise+lowrank(6.25%),k=headwise+shift+lowrank(6.25%)",
-    "oelm_v3_lite": "q=headwise+lowrank(3.125%),k=headwise+shift+lowrank(3.125%)",
+    "baseline_shift": "normal+trained,k+shift",
+    "oelm_v3": "headwise+lowrank(6.25%),k+shift",
+    "oelm_v3_lite": "headwise+lowrank(3.125%),k+shift",
     "oelm_v2": "headwise",
     "oelm_random": "normal",
     "oelm_global": "global",
@@ -55,12 +55,20 @@ TITLES = {
 # What a trained matrix does not contain already, as it does a correction of low rank, a core, a gain or a temperature;
 # and a rate of its own.
 EXTRAS = ("shift", "residual", "bias", "rate")
-ORTHOGONAL = ("headwise", "global", "shuffle")  # sources
+ORTHOGONAL = ("headwise", "global", "shuffle", "identity")  # sources
 
 
 def parse(text: str) -> Variant:
     """The variant that a name or a spec stands for."""
     return specs.parse(NAMED.get(text, text), text, NAMED)
+
+
+def spells(text: str, variant: Variant) -> bool:
+    """Whether a text, perhaps of another version, stands for a variant."""
+    try:
+        return parse(text) == variant
+    except UserError:
+        return False
 
 
 def name_of(variant: Variant) -> str:
@@ -106,7 +114,8 @@ def over(variant: Variant, source: str) -> Variant | None:
         replaced = _is_kept_orthogonal(side) and (side.corrected or source != "zero")
         return dataclasses.replace(side, source=source) if replaced else side
 
-    return _sensible(Variant(put(variant.q), put(variant.k))) if repaired(variant) else None
+    other = Variant(put(variant.q), put(variant.k))
+    return _sensible(other) if repaired(variant) and other != variant else None
 
 
 def without(variant: Variant, part: str) -> Variant | None:
@@ -125,7 +134,4 @@ def _is_kept_orthogonal(side: Side) -> bool:
 
 def _sensible(variant: Variant) -> Variant | None:
     """The variant, unless a part of it would have no effect."""
-    try:
-        return parse(str(variant))
-    except UserError:
-        return None
+    return variant if spells(str(variant), variant) else None

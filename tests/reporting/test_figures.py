@@ -8,7 +8,7 @@ import warnings
 from oelm.reporting.blocks import Bars, Figure
 from oelm.reporting.figures import LABEL, Gallery
 
-LONG = "q=matched+lowrank(6.25%),k=matched+shift+lowrank(6.25%) (max_lr 0.003)"
+LONG = "matched+lowrank(6.25%)+gain+bias,q+temperature,k+shift (max_lr 0.003)"
 
 
 def test_long_names_are_broken_and_leave_room_for_the_bars() -> None:

@@ -67,6 +67,11 @@ def unequal_extras(arms: Mapping[str, Arm]) -> list[str]:
     return said + [Said(better, extras=list(more), titles=titles) for more, titles in fair.items()]
 
 
+def _enumerated(titles: list[str], arms: Mapping[str, Arm]) -> list[str]:
+    """Arms to be named in a sentence: one by one, unless they are all there are."""
+    return titles if len(titles) < max(2, len(arms)) else [Said("all variants")]
+
+
 def paired_gaps(arm: Arm, reference: Arm) -> list[float]:
     """Differences of final losses, seed by seed."""
     return [arm[seed].loss - reference[seed].loss for seed in sorted(arm.keys() & reference.keys())]
@@ -84,7 +89,7 @@ def _learning_rates(arms: Mapping[str, Arm]) -> list[str]:
         different = Said("the variants ran at different learning rates: {rates}", rates=each)
         said.append(different if untuned else Said("learning rates, each the best of its grid: {rates}", rates=each))
     if untuned:
-        said.append(Said("learning rate not tuned for: {arms}", arms=untuned))
+        said.append(Said("learning rate not tuned for: {arms}", arms=_enumerated(untuned, arms)))
         said += [line for title in untuned if (line := _better_elsewhere(title, arms))]
     at_edge = [title for title, arm in arms.items() if any(r.tuning.get("at_edge") for r in arm.values())]
     if at_edge:

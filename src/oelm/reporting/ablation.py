@@ -25,7 +25,7 @@ CONTROLS = (
     ("what orthogonality brings under its correction", "matched"),
     ("what mixing the channels brings under its correction", "identity"),
 )
-DECISIVE = "zero"  # where nobody has run it, that is said
+DECISIVE = "zero"  # where nobody has run that, it is said
 NOTE = (
     "The change of perplexity from the first variant to the second, paired by seed, with its 95 % interval and p, the "
     "chance of a difference this large if there were none. They are not corrected for being several."
@@ -35,16 +35,16 @@ NOTE = (
 def ablation(comparison: Comparison) -> tuple[Table]:
     """A row per question; where a run is missing, it says which."""
     rows = [_answer(comparison, *question) for question in (*QUESTIONS, *_controls(comparison))]
-    rows += _unanswerable(comparison)
+    rows += _open(comparison)
     return (Table(("question", "from → to", "change of PPL", "answer"), rows, NOTE),)
 
 
 def _controls(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
     """For every frozen orthogonal matrix that is corrected, questions like the others: without each of the corrections,
-    and with all of them over something else."""
+    and with all of them over something else, as far as that was run."""
+    ran = _ran(comparison)
     configs = {row.model_type: row.results[0].config for row in comparison.rows}
     repaired = {name: config for name, config in configs.items() if variants.repaired(config.variant)}
-    ran = {config.spec_of(config.variant) for config in configs.values()}
     for name, config in repaired.items():
         for part in variants.corrections(config.variant):
             control = variants.without(config.variant, part)
@@ -53,17 +53,41 @@ def _controls(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
     for question, source in CONTROLS:
         for name, config in repaired.items():
             control = variants.over(config.variant, source)
-            if control and (source == DECISIVE or config.spec_of(control) in ran):
+            if control and config.spec_of(control) in ran:
                 yield question, variants.name_of(control), name
 
 
-def _unanswerable(comparison: Comparison) -> Iterator[tuple[str, ...]]:
-    """The corrected variants of which nobody can ask the decisive question, since there is no such control."""
+def _ran(comparison: Comparison) -> set[str]:
+    """The specs of what was run."""
+    return {result.spec for row in comparison.rows for result in row.results}
+
+
+def _open(comparison: Comparison) -> Iterator[tuple[str, ...]]:
+    """The corrected variants of which the decisive question has no answer: the control was not run, or cannot be."""
+    missing, senseless = [], []
     for row in comparison.rows:
-        variant = row.results[0].config.variant
-        if variants.repaired(variant) and variants.over(variant, DECISIVE) is None:
-            why = Said("open: in {arm}, parts would have no effect over {source}", arm=row.title, source=DECISIVE)
-            yield CONTROLS[0][0], row.title, "–", why
+        config = row.results[0].config
+        if not variants.repaired(config.variant):
+            continue
+        control = variants.over(config.variant, DECISIVE)
+        if control is None:
+            senseless.append(row.title)
+        elif config.spec_of(control) not in _ran(comparison):
+            missing.append(row.title)
+    if missing:
+        yield (
+            CONTROLS[0][0],
+            ", ".join(missing),
+            "–",
+            Said("open: no finished run of the same over {source}", source=DECISIVE),
+        )
+    if senseless:
+        yield (
+            CONTROLS[0][0],
+            ", ".join(senseless),
+            "–",
+            Said("open: parts would have no effect over {source}", source=DECISIVE),
+        )
 
 
 def _answer(comparison: Comparison, question: str, before: str, after: str) -> tuple[str, ...]:
