@@ -1,6 +1,7 @@
 """Specs: one grammar, written and read."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
@@ -29,6 +30,7 @@ sides = st.builds(
     layers=st.none() | st.tuples(st.integers(0, 9), st.integers(10, 99)) | st.integers(0, 99).map(lambda n: (n, n)),
     heads=st.integers(1, 100),
     thin=st.just(1),
+    tied=st.just(False),
     shift=st.integers(0, 8),
     core=st.booleans(),
     lowrank=ranks,
@@ -37,11 +39,14 @@ sides = st.builds(
     bias=st.booleans(),
     temperature=st.booleans(),
     rate=st.sampled_from([1.0, 0.3, 2.5, 0.123456789, 100.0]),
+    vectors=st.sampled_from([1.0, 10.0]),
 )
 
 
-@given(sides, sides)
-def test_every_variant_survives_being_written_and_read(q: Side, k: Side) -> None:
+@given(sides, sides, st.booleans())
+def test_every_variant_survives_being_written_and_read(q: Side, k: Side, tied: bool) -> None:
+    if tied and not specs.senselessly_tied(Variant(q, with_it := replace(k, source=q.source, tied=True))):
+        k = with_it
     assume(not specs.senseless(q))
     assume(not specs.senseless(k))
     assume(q == k or not (q.is_nothing or k.is_nothing))
@@ -79,8 +84,9 @@ def test_what_both_sides_have_is_said_once(long: str, short: str) -> None:
 def test_every_part_says_how_it_is_written() -> None:
     for name, (_, form, says) in specs.PARTS.items():
         written = form.replace("STEPS", "4").replace("STEP", "30%")
-        trained = "" if name in specs.WHENS else "+freeze(9)"
-        assert variants.parse(f"normal{trained}+{written}") != variants.parse(f"normal{trained}"), says
+        trained = {"tied": "", "vectors": "+gain"}.get(name, "" if name in specs.WHENS else "+freeze(9)")
+        joint = ",k+" if name == "tied" else "+"
+        assert variants.parse(f"normal{trained}{joint}{written}") != variants.parse(f"normal{trained}"), says
 
 
 @pytest.mark.parametrize(
@@ -114,6 +120,13 @@ def test_every_part_says_how_it_is_written() -> None:
         ("q=zero,k=normal+trained", "the other has no effect"),
         ("q=zero+bias,k=zero", "the other has no effect"),
         ("q=headwise", "names Q alone"),
+        ("k+shift", "is half of one; in a YAML list, put a spec with a comma in quotes"),
+        ("headwise+lowrank(2)+vectors(10)", "it has none of shift, gain, bias, temperature"),
+        ("headwise+tied", "tied is said of K"),
+        ("identity,k+tied", "tied needs a matrix, from the same source on both sides"),
+        ("q=global,k=headwise+tied", "tied needs a matrix, from the same source on both sides"),
+        ("headwise+freeze(9),k+tied", "only matrices that are frozen everywhere and for good can be tied"),
+        ("headwise+heads(50%),k+tied", "only matrices that are frozen everywhere and for good can be tied"),
         ("headwise,shift", "after what both sides have, a comma and q+… or k+…"),
         ("headwise,k+shift,k+gain", "after what both sides have, a comma and q+… or k+…"),
         ("headwise+shift,k+shift", "says shift twice"),

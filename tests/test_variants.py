@@ -5,7 +5,7 @@ import pytest
 from oelm import variants
 from oelm.config import RunConfig
 from oelm.errors import UserError
-from oelm.model.cost import trained_share
+from oelm.model.cost import step_cost, trained_share
 from oelm.specs import Side, Variant, When
 
 TRAINED = When("trained")
@@ -61,6 +61,8 @@ def test_what_is_offered_for_a_wrong_variant_can_be_had() -> None:
         ("zero+residual(3)+bias", "normal+trained+residual(3)+bias", ["residual", "bias"]),
         ("baseline_shift", "baseline_shift", ["shift"]),
         ("headwise+lowrank(4)+rate(3)", "normal+trained+rate(3)", ["rate"]),
+        ("oelm_slices", "baseline_vectors", ["shift", "bias", "vectors"]),
+        ("headwise+gain+vectors(10),k+shift", "normal+trained,k+shift+vectors(10)", ["shift", "vectors"]),
     ],
 )
 def test_the_baseline_is_given_what_is_not_about_freezing(variant: str, baseline: str, extras: list[str]) -> None:
@@ -76,6 +78,12 @@ def test_v3_trains_an_eighth_of_q_and_k_and_its_lite_form_a_sixteenth() -> None:
     assert shares == {"oelm_v3": pytest.approx(0.125, abs=0.005), "oelm_v3_lite": pytest.approx(0.0625, abs=0.005)}
 
 
+def test_slices_train_vectors_alone() -> None:
+    shape = RunConfig(preset="medium-512", positions="rope", model_type="oelm_slices")
+    assert trained_share(shape) < 0.005
+    assert sum(part.total for part in step_cost(shape, 8).parts if part.name in ("Q projection", "K projection")) == 0
+
+
 @pytest.mark.parametrize(
     ("variant", "source", "control"),
     [
@@ -86,6 +94,8 @@ def test_v3_trains_an_eighth_of_q_and_k_and_its_lite_form_a_sixteenth() -> None:
         ("q=headwise+lowrank(4),k=headwise", "matched", "q=matched+lowrank(4),k=matched"),
         ("identity+lowrank(4)", "zero", "zero+lowrank(4)"),
         ("identity+lowrank(4)", "identity", None),  # itself
+        ("global+gain,k+tied+shift", "identity", "identity+gain,k+shift"),
+        ("global+gain,k+tied", "matched", "matched+gain,k+tied"),
         ("matched+lowrank(4)", "zero", None),  # not orthogonal
         ("q=headwise+lowrank(4),k=headwise+trained", "zero", "q=zero+lowrank(4),k=headwise+trained"),  # K trains
         ("q=headwise+lowrank(4),k=headwise+gain", "zero", None),  # logits that are all zero

@@ -32,6 +32,11 @@ SOURCES = {
 TENSORS = {"shuffle": "order", "identity": None, "zero": None}
 
 
+def tensor_of(source: str) -> str | None:
+    """The name of the tensor that the model keeps for a source."""
+    return TENSORS.get(source, "weight")
+
+
 @dataclass(frozen=True)
 class When:
     """When a matrix trains: `kind` is frozen, trained, freeze, thaw or every; the numbers are what stands in brackets.
@@ -112,6 +117,7 @@ class Side:
     layers: tuple[int, int] | None = None
     heads: int = 100
     thin: int = 1
+    tied: bool = False
     shift: int = 0
     core: bool = False
     lowrank: Rank = 0
@@ -120,6 +126,7 @@ class Side:
     bias: bool = False
     temperature: bool = False
     rate: float = 1.0
+    vectors: float = 1.0
 
     @property
     def trained(self) -> bool:
@@ -128,8 +135,7 @@ class Side:
 
     @property
     def tensor(self) -> str | None:
-        """The name of the tensor that the model keeps for it."""
-        return TENSORS.get(self.source, "weight")
+        return tensor_of(self.source)
 
     @property
     def multiplies(self) -> bool:
@@ -145,6 +151,15 @@ class Side:
     def corrected(self) -> bool:
         """Whether anything besides the matrix trains in it."""
         return any(getattr(self, name) != PLAIN[name] for name in CORRECTIONS)
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether a factor or an addend per channel or head trains in it."""
+        return any(getattr(self, name) for name in VECTORS)
+
+    def rate_of(self, tensor: str) -> float:
+        """The learning rate of one of its tensors, as a multiple of the run's."""
+        return self.rate * (self.vectors if tensor.rstrip("0123456789") in VECTORS else 1.0)
 
     def rank(self, correction: str, width: int) -> int:
         """How wide its lowrank or residual is in a model of some width; 0 without one."""
@@ -199,13 +214,29 @@ def parse(spec: str, whole: str, names: Iterable[str]) -> Variant:
     variant = Variant(_parse_side(q, whole, names), _parse_side(k, whole, names))
     if variant.q.thin != variant.k.thin:
         raise UserError(f"variant {whole!r}: thin must be the same for Q and K, whose products are the logits")
+    if reason := senselessly_tied(variant):
+        raise UserError(f"variant {whole!r}: {reason}")
     if variant.q != variant.k and (variant.q.is_nothing or variant.k.is_nothing):
         raise UserError(f"variant {whole!r}: where one side is zero all logits are, and the other has no effect")
     return variant
 
 
+def senselessly_tied(variant: Variant) -> str:
+    """Why K's matrix cannot be Q's, if a variant says that it is."""
+    q, k = variant.q, variant.k
+    if q.tied:
+        return "tied is said of K, whose matrix is then Q's: write k+tied after a comma"
+    if k.tied and (not k.tensor or q.source != k.source):
+        return "tied needs a matrix, from the same source on both sides, such as global,k+tied"
+    if k.tied and any(side.when != When() or side.layers or side.heads != 100 for side in (q, k)):
+        return "only matrices that are frozen everywhere and for good can be tied"
+    return ""
+
+
 def _sides(spec: str, whole: str) -> tuple[str, str]:
     """What is said of Q, and what of K."""
+    if re.match(r"k=|[qk]\+", spec):
+        raise UserError(f"variant {whole!r} is half of one; in a YAML list, put a spec with a comma in quotes")
     if spec.startswith("q="):
         q, separator, k = spec.removeprefix("q=").partition(",k=")
         if not separator:
@@ -286,6 +317,7 @@ PARTS: dict[str, tuple[Callable[[str | None], Any], str, str]] = {
     "layers": (_span, "layers(0-2)", "that holds in these layers; in the others it trains"),
     "heads": (_percent, "heads(50%)", "that holds for this share of the heads, the first ones; the others train"),
     "thin": (_whole(2, 1024), "thin(4)", "heads of Q and K are that much narrower"),
+    "tied": (_flag, "tied", "K's frozen matrix is Q's own"),
     "shift": (_whole(1, 8, default=1), "shift", "it reads a trained mix of a token and the one before (shift(3): 3)"),
     "core": (_flag, "core", "a trained d_head × d_head matrix per head, after it"),
     "lowrank": (
@@ -298,8 +330,10 @@ PARTS: dict[str, tuple[Callable[[str | None], Any], str, str]] = {
     "bias": (_flag, "bias", "a trained addend per channel"),
     "temperature": (_flag, "temperature", "a trained factor per head"),
     "rate": (_factor, "rate(0.3)", "the learning rate of what trains in it, as a multiple of the run's"),
+    "vectors": (_factor, "vectors(10)", "that of its shift, gain, bias and temperature, as a multiple of its others"),
 }
 WHENS = ("trained", "freeze", "thaw", "every")
+VECTORS = ("shift", "gain", "bias", "temperature")
 CORRECTIONS = ("shift", "core", "lowrank", "residual", "gain", "bias", "temperature")
 PLAIN: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Side)}
 
@@ -376,4 +410,6 @@ def senseless(side: Side) -> str:
         return "zero has no channels that a core could mix"
     if side.rate != 1 and not (side.when.ever or side.corrected or side.layers or side.heads != 100):
         return "nothing trains in it that rate could speed up or slow down"
+    if side.vectors != 1 and not side.has_vectors:
+        return f"vectors says how fast they train, and it has none of {', '.join(VECTORS)}"
     return ""

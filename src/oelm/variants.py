@@ -19,13 +19,15 @@ import dataclasses
 
 from oelm import specs
 from oelm.errors import UserError
-from oelm.specs import CORRECTIONS, PLAIN, Side, Variant, When
+from oelm.specs import CORRECTIONS, PLAIN, Side, Variant, When, tensor_of
 
 NAMED = {
     "baseline": "normal+trained",
     "baseline_shift": "normal+trained,k+shift",
+    "baseline_vectors": "normal+trained+bias+vectors(10),k+shift",
     "oelm_v3": "headwise+lowrank(6.25%),k+shift",
     "oelm_v3_lite": "headwise+lowrank(3.125%),k+shift",
+    "oelm_slices": "identity+gain+bias+vectors(10),k+shift",
     "oelm_v2": "headwise",
     "oelm_random": "normal",
     "oelm_global": "global",
@@ -39,8 +41,10 @@ NAMED = {
 TITLES = {
     "baseline": "Baseline",
     "baseline_shift": "Baseline with shift",
+    "baseline_vectors": "Baseline with shift and biases",
     "oelm_v3": "OELM-v3",
     "oelm_v3_lite": "OELM-v3 lite",
+    "oelm_slices": "OELM-Slices",
     "oelm_v2": "OELM-Freeze",
     "oelm_random": "OELM-Random",
     "oelm_global": "OELM-Global",
@@ -53,8 +57,8 @@ TITLES = {
 
 
 # What a trained matrix does not contain already, as it does a correction of low rank, a core, a gain or a temperature;
-# and a rate of its own.
-EXTRAS = ("shift", "residual", "bias", "rate")
+# and rates of its own.
+EXTRAS = ("shift", "residual", "bias", "rate", "vectors")
 ORTHOGONAL = ("headwise", "global", "shuffle", "identity")  # sources
 
 
@@ -87,14 +91,15 @@ def fair_baseline(variant: Variant) -> Variant:
     """The baseline with all that a variant has besides freezing and its repair; without, its gap would be flattered."""
 
     def fair(side: Side) -> Side:
-        return Side("normal", When("trained"), **{part: getattr(side, part) for part in EXTRAS})
+        equal = Side("normal", When("trained"), **{part: getattr(side, part) for part in EXTRAS})
+        return equal if equal.has_vectors else dataclasses.replace(equal, vectors=PLAIN["vectors"])
 
     return Variant(fair(variant.q), fair(variant.k))
 
 
 def extras(variant: Variant) -> list[str]:
     """The parts that a variant shares with its fair baseline, and the plain baseline lacks."""
-    sides = variant.sides.values()
+    sides = fair_baseline(variant).sides.values()
     return [part for part in EXTRAS if any(getattr(side, part) != PLAIN[part] for side in sides)]
 
 
@@ -112,7 +117,11 @@ def over(variant: Variant, source: str) -> Variant | None:
 
     def put(side: Side) -> Side:
         replaced = _is_kept_orthogonal(side) and (side.corrected or source != "zero")
-        return dataclasses.replace(side, source=source) if replaced else side
+        return (
+            dataclasses.replace(side, source=source, tied=side.tied and tensor_of(source) is not None)
+            if replaced
+            else side
+        )
 
     other = Variant(put(variant.q), put(variant.k))
     return _sensible(other) if repaired(variant) and other != variant else None

@@ -91,6 +91,17 @@ def test_only_some_layers_are_frozen() -> None:
     assert {name.split(".")[1] for name in model.frozen()} == {"1", "2"}
 
 
+@pytest.mark.parametrize("source", ["headwise", "global", "matched", "shuffle"])
+def test_k_can_have_the_frozen_matrix_of_q(source: str) -> None:
+    """The one that Q has anyway, and another in each layer."""
+    tied, apart = (GPT(replace(SHAPE, model_type=f"{source}{more}"), seed=0).frozen() for more in (",k+tied", ""))
+    pairs = [(tied[name], tied[name.replace(".q.", ".k.")]) for name in tied if ".q." in name]
+    assert len(pairs) == SHAPE.num_layers
+    assert all(torch.equal(q, k) for q, k in pairs)
+    assert not torch.equal(pairs[0][0], pairs[1][0])
+    assert all(torch.equal(tied[name], apart[name]) == (".q." in name) for name in tied)
+
+
 def test_thin_keys_are_narrower_and_attention_still_works() -> None:
     for positions in ("learned", "rope"):
         shape = replace(SHAPE, model_type="thin_keys", positions=positions, d_model=64)
@@ -142,6 +153,7 @@ def test_the_trained_share_counts_what_ever_trains(spec: str, share: float) -> N
 
 def test_a_named_variant_can_have_every_part() -> None:
     """No part is known to the grammar alone."""
-    parts = {name for name in PARTS if name not in ("trained", "freeze", "thaw", "every", "layers", "thin", "rate")}
+    of_both = ("trained", "freeze", "thaw", "every", "layers", "thin", "tied", "rate", "vectors")
+    parts = {name for name in PARTS if name not in of_both}
     assert all(part in EVERYTHING for part in parts)
     assert variants.parse(EVERYTHING).q.corrected

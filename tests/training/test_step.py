@@ -103,7 +103,9 @@ def test_decay_reaches_biases_and_norms_only_under_all(tiny: Tiny, decay: str, s
 def test_rates_go_by_side_and_layer(tiny: Tiny) -> None:
     """In the first step, AdamW moves every weight by its rate, decay apart."""
     fields = {"weight_decay": 0.0, "grad_clip": 0.0, "warmup_steps": 0, "num_layers": 3, "layer_lr": 4.0}
-    config = tiny(vocab_size=64, model_type="q=normal+trained+rate(0.5),k=headwise+lowrank(4)+rate(3)", **fields)
+    config = tiny(
+        vocab_size=64, model_type="q=normal+trained+rate(0.5),k=headwise+lowrank(4)+gain+rate(3)+vectors(10)", **fields
+    )
     before = dict(GPT(config.resolved(64), config.seed).named_parameters())
     after, _ = run_steps(config, 1)
     moved = {n: (p - before[n]).abs().max().item() / config.max_lr for n, p in after.named_parameters()}
@@ -116,6 +118,7 @@ def test_rates_go_by_side_and_layer(tiny: Tiny) -> None:
         "blocks.0.attention.q.weight": 0.5,
         "blocks.2.attention.q.weight": 2,
         "blocks.1.attention.k.lowrank_up": 6,
+        "blocks.0.attention.k.gain": 30,
         "blocks.1.attention.k.weight": 0,
     }.items():
         assert moved[name] == pytest.approx(factor, rel=1e-2), name

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from oelm import variants
 from oelm.config import Model
-from oelm.model.projection import draw
+from oelm.model.projection import MATRICES, draw
 from oelm.specs import When
 
 
@@ -53,7 +53,8 @@ def birth(shape: Model, seed: int, name: str) -> Tensor:
     place = place_of(name)
     assert place
     side = variants.parse(shape.model_type).in_layer(place.layer, shape.num_layers)[place.side]
-    return draw(side, shape, place.tensor, lambda other: generator(seed, str(Place(place.layer, place.side, other))))
+    drawn_for = "q" if side.tied and place.tensor in MATRICES else place.side
+    return draw(side, shape, place.tensor, lambda tensor: generator(seed, str(Place(place.layer, drawn_for, tensor))))
 
 
 def generator(seed: int, name: str) -> torch.Generator:

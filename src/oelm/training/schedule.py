@@ -24,13 +24,13 @@ def learning_rate(config: RunConfig, step: int) -> float:
 
 
 def rate_factors(config: RunConfig, names: Iterable[str]) -> dict[str, float]:
-    """The multiple of the run's learning rate at which each tensor trains: its side's, times its layer's."""
+    """The multiple of the run's learning rate at which each tensor trains: its part's, times its layer's."""
     sides, last = config.variant.sides, max(1, config.num_layers - 1)
     factors = {}
     for name in names:
         block, place = re.match(r"blocks\.(\d+)\.", name), place_of(name)
         of_layer = config.layer_lr ** (int(block[1]) / last) if block else 1.0
-        factors[name] = of_layer * (sides[place.side].rate if place else 1.0)
+        factors[name] = of_layer * (sides[place.side].rate_of(place.tensor) if place else 1.0)
     return factors
 
 
