@@ -22,6 +22,7 @@ from oelm.probes import probe
 from oelm.probes.figure import draw
 from oelm.probes.options import Probe
 from oelm.reporting.ablation import ablation
+from oelm.reporting.curves import by_layer
 from oelm.reporting.report import report
 from oelm.runfolder import RunFolder, read_json, runs_below
 from oelm.runs.matrix import Arm, read_matrix
@@ -139,11 +140,37 @@ def section(study: Study) -> list[str]:
             "### Taken apart",
             plain(answers.headings, answers.rows),
             answers.note,
+            *attention(comparison),
         ]
     if study.name == "nano":  # the storybook, whose curves fall late and all at once
         pieces += plateau(study)
     whole = f"[The whole report]({REPORTS.name}/{study.name}.md) has the curves."
     return [*pieces, f"By `{study.command}`, {ran_on(study.comparisons)}. {whole}"]
+
+
+def attention(comparison: Comparison) -> list[str]:
+    """What the heads look at, layer by layer."""
+    columns = {
+        "attention entropy": ("attention_entropy", ".2f"),
+        "best previous-token head": ("previous_token", ".0%"),
+        "best induction head": ("induction", ".0%"),
+    }
+    rows = [
+        (
+            row.title,
+            *(
+                " / ".join(format(layer, form) for layer in by_layer(row.results, key)) or "–"
+                for key, form in columns.values()
+            ),
+        )
+        for row in comparison.rows
+    ]
+    return [
+        "### What the heads look at",
+        plain(("variant", *columns), rows),
+        "Layer by layer, as means over the seeds: the entropy of attention, in nats; and of the layer's best head the "
+        "share of its attention that goes to the token before, or to what followed an earlier copy of the present one.",
+    ]
 
 
 def headline() -> str:

@@ -31,9 +31,9 @@ class Model:
     """The network, and what is done to its Query and Key projections."""
 
     model_type: str = "baseline"
-    """Variant: baseline, baseline_shift, oelm_v3, oelm_v3_lite, oelm_v2, oelm_random, oelm_global, oelm_matched,
-    orthogonal_trainable, oelm_shuffle, identity_q, thin_keys, or a spec such as "headwise+lowrank(32)+shift",
-    "q=headwise,k=normal+trained" or "normal+freeze(3000)"."""
+    """Variant: baseline, baseline_shift, baseline_vectors, oelm_v3, oelm_v3_lite, oelm_slices, oelm_v2, oelm_random,
+    oelm_matched, oelm_global, orthogonal_trainable, oelm_shuffle, identity_q, thin_keys, or a spec such as
+    "headwise+lowrank(32),k+shift", "q=headwise,k=normal+trained" or "normal+freeze(3000)"."""
     preset: str = "nano"
     """A named size that sets the fields below: nano, mini or medium-512."""
     vocab_size: int = 0

@@ -53,6 +53,9 @@ def test_the_page_holds_the_comparison_the_controls_and_what_is_missing(results:
     assert "8 runs that served to find a learning rate are not counted" in text
     assert "| what the frozen matrix brings under its correction | zero+lowrank(2) → headwise+lowrank(2) | " in text
     assert "| variant | 0.001 | 0.01 | seed 0 | seed 1 |" in text
+    finals = [run.final_eval() for run in find_runs([results / "nano" / "oelm_v2"])]
+    entropy = sum(final["attention_entropy"][0] for final in finals if final) / len(finals)
+    assert f"| OELM-Freeze | {entropy:.2f} |" in text
     assert "| OELM-Freeze | never | never | never | never |" in text
     missing = text.partition("## Not run yet")[2]
     assert "48 of 48 runs: `python -m experiments.run experiments/ablation-rope.yaml`" in missing

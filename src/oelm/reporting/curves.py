@@ -124,15 +124,17 @@ def layer_figures(arms: Styled, name: str) -> tuple[Figure, ...]:
 
 
 def _layers(results: Sequence[Result], key: str, style: Style) -> Curve | None:
+    means = by_layer(results, key)
+    return Curve(style, range(1, len(means) + 1), means) if means else None
+
+
+def by_layer(results: Sequence[Result], key: str) -> list[float]:
+    """A number per layer at the end, of its heads the best one's, as the mean over runs; none where no run says it."""
     found = [layers for result in results if (layers := _of_layers(result.final, key))]
-    if not found:
-        return None
-    means = [statistics.fmean(layer) for layer in zip(*found, strict=False)]
-    return Curve(style, range(1, len(means) + 1), means)
+    return [statistics.fmean(layer) for layer in zip(*found, strict=False)] if found else []
 
 
 def _of_layers(final: dict[str, Any], key: str) -> list[float]:
-    """A number per layer; of its heads, the best one's."""
     if key in LAYERED:
         layers: list[float] = final[key]
         return layers

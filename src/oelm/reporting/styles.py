@@ -12,7 +12,9 @@ INK = "ink"  # the colour of the text around, light or dark
 COLOURS = {
     "baseline": INK,
     "baseline_shift": "#7d7d7d",
+    "baseline_vectors": "#a6761d",
     "oelm_v3": "#9b3fb5",
+    "oelm_slices": "#1b7f5c",
     "oelm_v2": "#0072b2",
     "oelm_random": "#d55e00",
     "oelm_matched": "#009e73",
