@@ -45,6 +45,7 @@ STUDIES = {
     "ablation-rope": "The ablation that the study should have been, with RoPE",
     "ablation-learned": "The same with learned positions, the study's own setting",
     "search": "Leads for a variant that freezes Q and K and loses nothing: one seed, one rate, no claims",
+    "vectors": "What vectors alone can repair: four layers of 128 channels on 13,260 of TinyStories' stories",
     "tinystories": "The study in small, on real text: two layers of 64 channels on 13,260 of TinyStories' stories",
     "search-small": "Leads on a CPU: two layers of 64 channels on the same text, one seed, one rate, no claims",
     "nano": "The study in small: two layers of 64 channels on the built-in storybook",
