@@ -210,7 +210,8 @@ FLAGS: dict[str, Callable[[dict[str, Any]], str]] = {
 SWEEPS = {
     "corrected": (
         "What a correction costs",
-        "Batches of 8 × 512 with RoPE, six layers of several widths: oelm_v3 beside the baseline that has its shift.",
+        "Batches of 8 × 512 with RoPE, six layers of several widths: oelm_v3 beside the baseline that has its shift, "
+        "oelm_slices beside the one that has its vectors.",
     ),
     "engines": ("The engines", "The same model and batch by each engine."),
     "batches": ("Batch size", "Step time against batch size, at 512 tokens a sequence."),

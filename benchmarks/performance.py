@@ -7,7 +7,7 @@ for those that were measured with other options. One that cannot be measured is 
     freezing   8 × 512 and 64 × 512: our baseline beside the variants that save something, and nobody else
     main       the same sizes: our baseline beside the peers
     alone      the same, each peer in a process of its own, where nothing of ours can slow it down
-    corrected  widths 512 … 1536 with RoPE: oelm_v3 beside the baseline that is fair to it
+    corrected  widths 512 … 1536 with RoPE: oelm_v3 and oelm_slices beside the baselines that are fair to them
     engines    the same model by the engines graph, compile and eager
     batches    step time against batch size, for ours and the peers; 8 and 64 are those of main
     lengths    sequence lengths 256 … 4096 at 16,384 tokens a step: baseline, frozen and projection-free
@@ -40,7 +40,8 @@ def points(peers: Bench) -> dict[str, dict[str, Bench]]:
     ours = replace(peers, nanogpt=None, huggingface=False)
     freezing = replace(ours, variants=("baseline", "oelm_v2", "identity_q", "oelm_shuffle"))
     engines = replace(ours, variants=("baseline",), engines=("graph", "compile", "eager"))
-    corrected = replace(ours, variants=("baseline_shift", "oelm_v3", "oelm_v3_lite", "baseline"), positions="rope")
+    repaired = ("baseline_shift", "oelm_v3", "oelm_v3_lite", "baseline_vectors", "oelm_slices", "baseline")
+    corrected = replace(ours, variants=repaired, positions="rope")
     sizes = {f"{batch}x512": batch for batch in (8, 64)}
     return {
         "freezing": {size: replace(freezing, batch_size=batch, rounds=12) for size, batch in sizes.items()},

@@ -69,7 +69,15 @@ def worked(config: RunConfig, steps: int) -> tuple[GPT, Working, list[tuple[floa
     "settings", [{}, {"accumulation": 4, "positions": "learned"}, {"decay": "all", "dropout": 0.2, "grad_clip": 0.0}]
 )
 def test_it_trains_as_the_logical_model_does(tiny: Tiny, variant: str, settings: dict[str, object]) -> None:
-    config = tiny(vocab_size=61, model_type=variant, **settings).resolved(61)
+    agree(tiny(vocab_size=61, model_type=variant, **settings).resolved(61))
+
+
+def test_it_does_so_where_q_and_k_are_slices_of_the_stream(tiny: Tiny) -> None:
+    """With a bias of K, which only rotated positions let have an effect."""
+    agree(tiny(vocab_size=61, model_type="identity+gain+bias,k+shift", positions="rope").resolved(61))
+
+
+def agree(config: RunConfig) -> None:
     theirs, their_moments, expected = reference(config, 6)
     ours, working, results = worked(config, 6)
     assert results == [pytest.approx(pair, rel=1e-5) for pair in expected]
