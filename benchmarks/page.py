@@ -131,10 +131,12 @@ def deterministic_section(result: dict[str, Any]) -> str:
         False: "A run that was resumed from its middle did NOT end with the same bytes.",
         None: "That a resumed run ends with the same bytes has not been shown yet.",
     }[result.get("resume_same_bytes")]
+    again = "**To be measured again**: the command now measures the graph engine."
     return "\n\n".join(
         [
             "## With `--deterministic`",
             f"{result['shape']}: a step takes {result['cost_ratio']:.2f} × as long ({words}). {resumed}",
+            *([] if result["shape"].endswith("graph") else [again]),
         ]
     )
 

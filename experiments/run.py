@@ -25,7 +25,7 @@ import torch
 
 from oelm.config import RunConfig
 from oelm.errors import InterruptedRunError, RunFailedError, UserError
-from oelm.runfolder import RunFolder
+from oelm.runfolder import RunFolder, write_whole
 from oelm.runs.matrix import Arm, read_matrix
 from oelm.runs.standing import check
 from oelm.training.loop import fit
@@ -34,7 +34,7 @@ from oelm.training.tuning import choice
 RESULTS = Path(os.path.relpath(Path(__file__).parent / "results"))  # relative, for it stands in what is kept
 SCRATCH = Path("outputs")
 KEPT = (
-    *("manifest.json", "metrics.jsonl", "evals.jsonl", "timing_stats.json", "freeze_audit.json", "status.json"),
+    *("metrics.jsonl", "evals.jsonl", "timing_stats.json", "freeze_audit.json", "status.json"),
     "samples",
 )
 SECONDS_TO_START = 30.0
@@ -145,7 +145,7 @@ def _outcome(folder: RunFolder) -> str:
 
 
 def keep(folder: RunFolder, path: Path) -> None:
-    """Copies what a comparison or a report reads."""
+    """Copies what a comparison or a report reads, whole or not at all."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(replace(folder.config(), out_dir=str(path)).to_yaml())
@@ -155,10 +155,11 @@ def keep(folder: RunFolder, path: Path) -> None:
             shutil.copytree(source, path / name)
         elif source.exists():
             shutil.copy(source, path / name)
+    write_whole(path / "manifest.json", (folder.path / "manifest.json").read_text())  # which makes it a run folder
 
 
 def _archive(results: Path, archive: Path) -> None:
-    scratch = archive.with_name(f".{archive.name}")
+    scratch = archive.with_name(f".{archive.name}.{os.getpid()}")
     with tarfile.open(scratch, "w") as tar:
         tar.add(results, arcname="results")
     scratch.replace(archive)

@@ -21,7 +21,17 @@ from oelm import runfolder
 from oelm.analysis.compare import compare
 from oelm.config import RunConfig
 from oelm.errors import UserError
-from oelm.runfolder import Heart, RunFolder, append_line, cut_lines, locked, read_lines, write_json, write_whole
+from oelm.runfolder import (
+    Heart,
+    RunFolder,
+    append_line,
+    cut_lines,
+    last_line,
+    locked,
+    read_lines,
+    write_json,
+    write_whole,
+)
 from oelm.sampling import Sampling, sample
 from oelm.training.audit import findings
 from oelm.training.loop import fit
@@ -54,6 +64,17 @@ def test_a_torn_last_line_is_ignored_and_cut(tmp_path_factory: pytest.TempPathFa
     cut_lines(path, 99)
     append_line(path, {"step": 9})
     assert [record["step"] for record in read_lines(path)] == [*[1, 2, 3][:whole], 9]
+
+
+@pytest.mark.parametrize("size", [10, 2**14, 2**17])
+def test_the_last_line_may_be_of_any_length(tmp_path: Path, size: int) -> None:
+    for before in range(2):
+        path = tmp_path / f"{before}.jsonl"
+        for step in range(2 - before, 3):
+            append_line(path, {"step": step, "heads": "x" * size})
+        with path.open("a") as file:
+            file.write('{"step": 3, "torn')
+        assert (last_line(path) or {})["step"] == 2
 
 
 def test_a_torn_last_line_may_hold_anything(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ whens |= st.builds(
 )
 whens |= st.builds(When, kind=st.just("every"), number=st.integers(2, 10**9))
 ranks = st.integers(0, 64) | st.integers(1, 99_999).map(lambda thousandths: Share(thousandths / 1000))
+rates = st.integers(1, 100 * 10**9).map(lambda billionths: billionths / 10**9)
 sides = st.builds(
     Side,
     source=st.sampled_from(sorted(specs.SOURCES)),
@@ -38,8 +39,8 @@ sides = st.builds(
     gain=st.booleans(),
     bias=st.booleans(),
     temperature=st.booleans(),
-    rate=st.sampled_from([1.0, 0.3, 2.5, 0.123456789, 100.0]),
-    vectors=st.sampled_from([1.0, 10.0]),
+    rate=st.just(1.0) | rates,
+    vectors=st.just(1.0) | rates,
 )
 
 

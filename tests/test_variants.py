@@ -62,7 +62,8 @@ def test_what_is_offered_for_a_wrong_variant_can_be_had() -> None:
         ("baseline_shift", "baseline_shift", ["shift"]),
         ("headwise+lowrank(4)+rate(3)", "normal+trained+rate(3)", ["rate"]),
         ("oelm_slices", "baseline_vectors", ["shift", "bias", "vectors"]),
-        ("headwise+gain+vectors(10),k+shift", "normal+trained,k+shift+vectors(10)", ["shift", "vectors"]),
+        ("headwise+gain+vectors(10),k+shift", "normal+trained+vectors(10),q+gain,k+shift", ["shift", "vectors"]),
+        ("headwise+gain", "baseline", []),
     ],
 )
 def test_the_baseline_is_given_what_is_not_about_freezing(variant: str, baseline: str, extras: list[str]) -> None:
@@ -94,6 +95,7 @@ def test_slices_train_vectors_alone() -> None:
         ("q=headwise+lowrank(4),k=headwise", "matched", "q=matched+lowrank(4),k=matched"),
         ("identity+lowrank(4)", "zero", "zero+lowrank(4)"),
         ("identity+lowrank(4)", "identity", None),  # itself
+        ("shuffle+lowrank(4)", "matched", None),  # which mixes channels, too
         ("global+gain,k+tied+shift", "identity", "identity+gain,k+shift"),
         ("global+gain,k+tied", "matched", "matched+gain,k+tied"),
         ("matched+lowrank(4)", "zero", None),  # not orthogonal

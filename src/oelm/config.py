@@ -158,6 +158,10 @@ class RunConfig(Operation, Training, Model):
         """A variant in a model of this shape, with one spelling for all that come to the same."""
         return str(variant.in_model(self.d_model, self.num_layers))
 
+    def decay_of(self, dimensions: int) -> float:
+        """The weight decay of a parameter that trains, by its number of dimensions."""
+        return self.weight_decay if self.decay == "all" or dimensions >= 2 else 0.0
+
     @property
     def goes_back(self) -> bool:
         """Whether the run is to go on from a checkpoint of the user's choice."""

@@ -48,7 +48,7 @@ RECORDS = (
 HEARTBEAT_SECONDS = 5.0
 DEAD_AFTER_SECONDS = 30.0
 LARGEST = 1e306  # a perplexity is at most exp(700)
-TAIL_BYTES = 1 << 14  # several lines of any append-only file
+TAIL_BYTES = 1 << 14  # several lines of most append-only files
 
 # The shape of JSON: a type; [shape] for a list; {key: shape} for keys that must be there; {str: shape} for any keys.
 Shape = type | list[Any] | dict[Any, Any]
@@ -190,9 +190,13 @@ def last_line(path: Path, shape: Shape = LINE) -> dict[str, Any] | None:
     if not is_there(path):
         return None
     with path.open("rb") as file:
-        file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - TAIL_BYTES))
-        *lines, _ = file.read().split(b"\n")
+        size, tail = file.seek(0, os.SEEK_END), TAIL_BYTES
+        while True:
+            file.seek(max(0, size - tail))
+            *lines, _ = file.read(tail).split(b"\n")
+            if len(lines) > 1 or tail >= size:  # the first of several may be cut, the last cannot be
+                break
+            tail *= 2
     if not lines:
         return None
     record: dict[str, Any] = _parsed(lines[-1], shape, f"{path}, last line", "remove that line")

@@ -330,7 +330,7 @@ PARTS: dict[str, tuple[Callable[[str | None], Any], str, str]] = {
     "bias": (_flag, "bias", "a trained addend per channel"),
     "temperature": (_flag, "temperature", "a trained factor per head"),
     "rate": (_factor, "rate(0.3)", "the learning rate of what trains in it, as a multiple of the run's"),
-    "vectors": (_factor, "vectors(10)", "that of its shift, gain, bias and temperature, as a multiple of its others"),
+    "vectors": (_factor, "vectors(10)", "the learning rate of its shift, gain, bias and temperature, on top of rate"),
 }
 WHENS = ("trained", "freeze", "thaw", "every")
 VECTORS = ("shift", "gain", "bias", "temperature")
@@ -351,7 +351,7 @@ def _written(side: Side) -> Iterator[str]:
         elif name == "layers":
             yield f"layers({value[0]}-{value[1]})" if value[0] < value[1] else f"layers({value[0]})"
         else:
-            number = f"{value:.12g}" if isinstance(value, float) else str(value)
+            number = f"{value:.9f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
             yield f"{name}({number}{'%' if name == 'heads' else ''})"
 
 

@@ -60,6 +60,7 @@ TITLES = {
 # and rates of its own.
 EXTRAS = ("shift", "residual", "bias", "rate", "vectors")
 ORTHOGONAL = ("headwise", "global", "shuffle", "identity")  # sources
+DENSE = ("headwise", "global")  # those of them that mix channels, as a Gaussian does
 
 
 def parse(text: str) -> Variant:
@@ -92,7 +93,11 @@ def fair_baseline(variant: Variant) -> Variant:
 
     def fair(side: Side) -> Side:
         equal = Side("normal", When("trained"), **{part: getattr(side, part) for part in EXTRAS})
-        return equal if equal.has_vectors else dataclasses.replace(equal, vectors=PLAIN["vectors"])
+        if equal.vectors == 1 or equal.has_vectors:
+            return equal
+        if side.has_vectors:  # gains that train faster than a matrix are more than it contains
+            return dataclasses.replace(equal, gain=side.gain, temperature=side.temperature)
+        return dataclasses.replace(equal, vectors=1.0)
 
     return Variant(fair(variant.q), fair(variant.k))
 
@@ -112,8 +117,11 @@ def over(variant: Variant, source: str) -> Variant | None:
     """The variant with its corrections over another source instead of frozen orthogonal matrices.
 
     Over zero that is said of the corrected sides alone, for the other would be nothing at all. None where there is
-    nothing to replace, or where something in the variant would have no effect.
+    nothing to replace, where more than one thing would be another, or where something would have no effect.
     """
+    kept = [side for side in variant.sides.values() if _is_kept_orthogonal(side)]
+    if source != "zero" and any(side.source not in DENSE for side in kept):
+        return None
 
     def put(side: Side) -> Side:
         replaced = _is_kept_orthogonal(side) and (side.corrected or source != "zero")
@@ -124,7 +132,7 @@ def over(variant: Variant, source: str) -> Variant | None:
         )
 
     other = Variant(put(variant.q), put(variant.k))
-    return _sensible(other) if repaired(variant) and other != variant else None
+    return _sensible(other) if repaired(variant) else None
 
 
 def without(variant: Variant, part: str) -> Variant | None:

@@ -99,6 +99,18 @@ def test_a_variant_with_a_shift_is_held_against_a_baseline_that_has_it_too(train
     assert [row.gap is None for row in named[1].rows] == [False, False, True]
 
 
+def test_a_baseline_that_shares_no_seed_is_not_the_measure_where_another_does(train: Callable[..., RunFolder]) -> None:
+    others = [train("baseline"), train("oelm_v3")]
+    comparison = compare([*others, train("baseline_shift", seed=1, max_lr=1e-2)])
+    assert [row.reference for row in comparison.rows if row.model_type == "oelm_v3"] == ["Baseline"]
+    assert [row.gap is None for row in comparison.rows if row.model_type == "oelm_v3"] == [False]
+
+
+def test_what_trains_at_any_time_counts_as_trained(train: Callable[..., RunFolder]) -> None:
+    rows = compare([train(), train("headwise+thaw(5)"), train("oelm_v2")]).rows
+    assert [row.trained_share == 1 for row in rows] == [True, True, False]
+
+
 def test_one_seed_is_said_to_be_one_seed(train: Callable[..., RunFolder]) -> None:
     comparison = compare([train("baseline"), train("oelm_v2")])
     assert comparison.rows[1].verdict == "one seed only"
@@ -413,6 +425,15 @@ def test_the_time_to_the_baselines_loss_is_that_of_the_first_validation_as_good(
     frozen.evals.write_text("".join(json.dumps(line) + "\n" for line in lines))
     row = compare([baseline, frozen]).rows[1]
     assert row.seconds_to_baseline == lines[2]["elapsed"]
+    timed = compare([baseline, frozen])
+    assert "as good after" in timed.quality[0]
+    assert "as good after" in timed.notes[0]
+    manifest = frozen.manifest()
+    manifest["sessions"][0]["cpu_threads"] = 64
+    (frozen.path / "manifest.json").write_text(json.dumps(manifest))
+    untimed = compare([baseline, frozen])  # on another machine, seconds say nothing
+    assert "as good after" not in untimed.quality[0]
+    assert "as good after" not in str(untimed)
 
 
 def test_everything_in_a_folder_is_compared_task_by_task_and_what_is_not_finished_is_named(

@@ -136,7 +136,7 @@ def test_points_layers_times_and_samples_are_there(said: Report, runs: list[RunF
     assert isinstance(cost, Figures)
     shares = cost.figures[1].drawing
     assert isinstance(shares, Points)
-    assert [point.x for point in shares.points] == [100 * row.trainable_share for row in compare(runs).rows]
+    assert [point.x for point in shares.points] == [100 * row.trained_share for row in compare(runs).rows]
     (layers,) = part(said, "Attention and drift, layer by layer")
     assert isinstance(layers, Figures)
     assert [figure.title for figure in layers.figures] == [

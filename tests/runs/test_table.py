@@ -33,6 +33,11 @@ RUN = Overview(
 ROW = table.Row(RUN, "GPT-01/oelm_v2/seed-0", "GPU 3", "98 %")
 
 
+def test_a_score_on_the_test_split_is_called_one() -> None:
+    headings, (cells,) = table.fitting([replace(ROW, run=replace(RUN, split="test"))], None)
+    assert dict(zip(headings, cells, strict=True))["val PPL"] == "24.53 test"
+
+
 def test_everything_is_shown_where_there_is_room() -> None:
     headings, (cells,) = table.fitting([ROW], None, live=True)
     assert dict(zip(headings, cells, strict=True)) == {

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -142,3 +143,8 @@ def test_a_rehearsal_leaves_no_trace(tiny: Tiny, graph: ModuleType) -> None:
     engine.rebuild()
     engine.rehearse(3)
     torch.testing.assert_close(state(), trained, rtol=0, atol=0)
+
+
+def test_a_corpus_is_copied_whole_piece_by_piece(graph: ModuleType) -> None:
+    tokens = np.arange(1000, dtype=np.int16)
+    assert graph._copied(tokens, torch.device("cpu"), at_once=300).tolist() == list(range(1000))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,24 @@ def test_a_loss_that_is_not_finite_stops_the_run_by_name_and_keeps_the_last_chec
     assert status["state"] == "failed"
     assert "diverged" in status["message"]
     assert all(torch.isfinite(p).all() for p in open_model(folder).parameters())
+
+
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available")
+def test_a_step_that_fp16_has_skipped_leaves_files_that_can_be_read(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scaler meets infinite norms, and JSON knows none. The tenth step is saved before it is in the metrics."""
+    config, results = tiny(log_interval=7), TorchEngine.results
+
+    def overflown(engine: TorchEngine) -> list[tuple[float, float]]:
+        return [(loss, math.inf) for loss, _ in results(engine)]
+
+    monkeypatch.setattr("oelm.training.step.precision_of", lambda *_: torch.float16)
+    monkeypatch.setattr(TorchEngine, "results", overflown)
+    folder = fit(config)
+    assert [record["grad_norm"] for record in read_lines(folder.metrics)] == [0.0] * 3
+    again = fit(replace(config, out_dir=str(folder.path), resume=str(folder.checkpoints / "step-10")))
+    assert again.manifest()["sessions"][-1]["first_step"] == 10
 
 
 def test_another_identity_in_the_folder_is_refused_with_what_differs(tiny: Tiny) -> None:

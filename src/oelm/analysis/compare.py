@@ -28,8 +28,8 @@ from oelm.wording import Said, aligned, formatted, memory, percent, perplexity, 
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 AS_GOOD_AFTER = '"as good after": the time until a variant was as good as the baseline was in the end'
+CHANCE = "p: how often chance alone would make a gap at least this far from 0"
 TWIN = "the same variant and seed as {path}, which is counted"
-WITH_CHANCE = AS_GOOD_AFTER + "; p: how often chance alone would make a gap at least this far from 0"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Row:
     step_time: float
     step_ratio: float | None  # to the baseline's; None where times are not comparable
     memory: float | None
-    seconds_to_baseline: float | None  # until it was as good as the baseline in the end; None: never
+    seconds_to_baseline: float | None  # until it was as good as the baseline in the end; None: never, or not comparable
     is_baseline: bool = False  # at whatever rate, with whatever extras
 
     @property
@@ -72,8 +72,9 @@ class Row:
         return perplexity(self.loss.mean)
 
     @property
-    def trainable_share(self) -> float:
-        return self.parameters["trainable"] / self.parameters["total"]
+    def trained_share(self) -> float:
+        """Of all parameters, those that train at any time; runs of earlier versions have noted those at first alone."""
+        return self.parameters.get("ever_trained", self.parameters["trainable"]) / self.parameters["total"]
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Comparison:
     @property
     def quality(self) -> Table:
         """How good the variants are, as text: headings, and a row of cells each."""
+        columns = None if self._timed else -1
         headings = (
             "variant",
             "seeds",
@@ -97,7 +99,7 @@ class Comparison:
             Said("PPL ≤ {criterion:g} ×", criterion=self.criterion),
             "as good after",
         )
-        return headings, [
+        cells = [
             (
                 row.title,
                 listed(row.seeds),
@@ -110,6 +112,7 @@ class Comparison:
             )
             for row in self.rows
         ]
+        return headings[:columns], [row[:columns] for row in cells]
 
     @property
     def cost(self) -> Table:
@@ -122,7 +125,7 @@ class Comparison:
                 f"{row.parameters['trainable']:,}",
                 f"{row.parameters['frozen']:,}",
                 f"{row.parameters['total']:,}",
-                f"{row.trainable_share:.1%}",
+                f"{row.trained_share:.1%}",
                 row.query_key_share,
                 f"{1000 * row.step_time:.2f}",
                 "–" if row.step_ratio is None else f"{row.step_ratio:.3f} ×",
@@ -135,13 +138,20 @@ class Comparison:
     @property
     def legend(self) -> str:
         """What the words in the tables mean."""
-        return WITH_CHANCE if any(row.gap and row.gap.chance is not None for row in self.rows) else AS_GOOD_AFTER
+        tested = any(row.gap and row.gap.chance is not None for row in self.rows)
+        said = [Said(text) for text, there in ((AS_GOOD_AFTER, self._timed), (CHANCE, tested)) if there]
+        return Said("{meanings}", meanings=said) if said else ""
+
+    @property
+    def _timed(self) -> bool:
+        """Whether the times of any variants can be held against each other."""
+        return any(row.seconds_to_baseline is not None for row in self.rows)
 
     @property
     def notes(self) -> list[str]:
         """What is to be said below the tables."""
         left_out = [f"left out: {each}" for each in self.left_out]
-        return [self.legend, *(f"note: {text}" for text in self.warnings), *left_out]
+        return [*filter(None, [self.legend]), *(f"note: {text}" for text in self.warnings), *left_out]
 
     def __str__(self) -> str:
         return "\n".join([self.task, "", aligned(*self.quality), "", aligned(*self.cost), "", *self.notes])
@@ -260,7 +270,7 @@ def _title(result: Result, siblings: Sequence[Result]) -> str:
 def _references(arms: Mapping[str, Arm], measure: Measure) -> dict[str, str | None]:
     """What each arm is held against, by title."""
     results = {title: list(arm.values()) for title, arm in arms.items()}
-    return {title: strongest(results, _fair_measures(arm[0].config, measure)) for title, arm in results.items()}
+    return {title: strongest(results, _fair_measures(arm[0].config, measure), arm) for title, arm in results.items()}
 
 
 def _fair_measures(config: RunConfig, measure: Measure) -> tuple[Variant, ...]:
@@ -276,12 +286,18 @@ def _is_baseline(config: RunConfig, measure: Measure) -> bool:
     return config.variant == variants.fair_baseline(config.variant)
 
 
-def strongest(arms: Mapping[str, Sequence[Result]], among: Sequence[Variant]) -> str | None:
+def strongest(
+    arms: Mapping[str, Sequence[Result]], among: Sequence[Variant], judged: Sequence[Result] = ()
+) -> str | None:
     """Of the arms of these variants the best: over the seeds that all of them have, or where there are none, over all.
 
-    However often a worse one was run: to be held against it would flatter.
+    However often a worse one was run: to be held against it would flatter. judged: whose seeds it must share one of, if
+    any does.
     """
     candidates = {title: arm for title, arm in arms.items() if arm[0].spec in map(arm[0].config.spec_of, among)}
+    own = {result.config.seed for result in judged}
+    paired = {title: arm for title, arm in candidates.items() if own & {result.config.seed for result in arm}}
+    candidates = paired or candidates
     seeds = [{result.config.seed for result in arm} for arm in candidates.values()]
     common = set.intersection(*seeds) if seeds else set()
 
@@ -311,7 +327,7 @@ def _row(
         step_time=step_time,
         step_ratio=step_time / _step_time(reference) if reference and times_comparable else None,
         memory=max((result.memory for result in results if result.memory is not None), default=None),
-        seconds_to_baseline=_seconds_to(arm, reference),
+        seconds_to_baseline=_seconds_to(arm, reference) if times_comparable else None,
         is_baseline=is_baseline,
     )
 

@@ -238,6 +238,5 @@ def _units(model: GPT, config: RunConfig) -> list[Unit]:
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     units = [Unit.of("tokens.weight", trained.pop("tokens.weight"), config.weight_decay, MULTIPLE)]
     for name, parameter in trained.items():
-        decays = config.decay == "all" or parameter.ndim >= 2
-        units.append(Unit.of(name, parameter, config.weight_decay if decays else 0.0))
+        units.append(Unit.of(name, parameter, config.decay_of(parameter.ndim)))
     return units

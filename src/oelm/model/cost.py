@@ -97,13 +97,18 @@ def trained_share(shape: Model) -> float:
     return trained / (2 * shape.num_layers * shape.d_model**2)
 
 
+def ever_trained(shape: Model) -> int:
+    """How many parameters train at any time."""
+    never = sum(each.count for each in _query_key(shape) if each.ruled and not each.side.when.ever)
+    return count_parameters(shape) - never
+
+
 def shrunk_feed_forward(shape: Model) -> int | None:
     """The d_ff at which a baseline has as many parameters as this variant ever trains, or hardly fewer: a control.
 
     None where the variant trains no fewer than the baseline.
     """
-    never = sum(each.count for each in _query_key(shape) if each.ruled and not each.side.when.ever)
-    surplus = count_parameters(replace(shape, model_type="baseline")) - (count_parameters(shape) - never)
+    surplus = count_parameters(replace(shape, model_type="baseline")) - ever_trained(shape)
     each = shape.num_layers * (2 * shape.d_model + 1)
     width = shape.d_ff - math.ceil(surplus / each)
     return width if surplus > 0 and width > 0 else None

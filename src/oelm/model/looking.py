@@ -12,7 +12,7 @@ LONGEST = 512  # tokens that are looked at together: a pattern is as large as th
 
 def entropies(model: GPT, tokens: Tensor) -> list[float]:
     """The mean entropy (nats) of attention in each layer."""
-    found = [torch.special.entr(pattern).sum(-1).mean() for pattern in model.patterns(tokens)]
+    found = [torch.special.entr(pattern).sum(-1).mean() for pattern in model.patterns(tokens[:, :LONGEST])]
     return [float(entropy) for entropy in torch.stack(found).tolist()]
 
 

@@ -28,7 +28,8 @@ CONTROLS = (
 DECISIVE = "zero"  # where nobody has run that, it is said
 NOTE = (
     "The change of perplexity from the first variant to the second, paired by seed, with its 95 % interval and p, the "
-    "chance of a difference this large if there were none. They are not corrected for being several."
+    "chance of a difference this large if there were none. They are not corrected for being several. Of a variant that "
+    "ran at several rates or settings, the best counts, by these same scores."
 )
 
 

@@ -166,7 +166,7 @@ def _finding(row: Row, criterion: float) -> Finding:
     gap = "–" if row.gap is None else gap_with_interval(row.gap)
     sentences = [
         Said(SENTENCES[row.verdict], gap=gap, reference=row.reference, limit=percent(math.log(criterion))),
-        Said("It trains {share:.1f} % of its parameters.", share=100 * row.trainable_share),
+        Said("It trains {share:.1f} % of its parameters.", share=100 * row.trained_share),
     ]
     if row.step_ratio is not None:
         sentences.append(Said("A step takes {ratio:.3f} × that one's time.", ratio=row.step_ratio))

@@ -37,7 +37,7 @@ def pareto_figures(arms: Styled, name: str) -> tuple[Figure, ...]:
         Figure(
             f"{name}-pareto-share",
             Said("Quality against trained share"),
-            points(share_label, [100 * row.trainable_share for row, _ in arms]),
+            points(share_label, [100 * row.trained_share for row, _ in arms]),
         ),
     )
 

@@ -50,6 +50,7 @@ class Overview:
     loss: float | None = None
     val_step: int | None = None
     val_loss: float | None = None
+    split: str | None = None  # that val_loss is a score on: val, or test for the final one of some runs
     best_loss: float | None = None  # of the validations on the way
     gap: float | None = None  # to the baseline at the same step, in log-perplexity
     tokens_per_second: float | None = None
@@ -151,6 +152,7 @@ class Reader:
             loss=metrics["loss"] if metrics else None,
             val_step=score["step"] if score else None,
             val_loss=score["loss"] if score else None,
+            split=score.get("split", "val") if score else None,
             best_loss=best,
             tokens_per_second=metrics["tokens_per_second"] if metrics else None,
             seconds_left=left,

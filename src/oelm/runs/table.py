@@ -39,7 +39,7 @@ COLUMNS = (
     Column("progress", 70, lambda row: bar(row.run.share), live=True),
     Column("step", 60, lambda row: steps(row.run)),
     Column("loss", 75, lambda row: number(row.run.loss, 4)),
-    Column("val PPL", 95, lambda row: number(row.run.val_ppl, 2)),
+    Column("val PPL", 95, lambda row: number(row.run.val_ppl, 2) + (" test" if row.run.split == "test" else "")),
     Column("best", 50, lambda row: number(row.run.best_ppl, 2)),
     Column("gap", 90, lambda row: NONE if row.run.gap is None else percent(row.run.gap)),
     Column("tokens/s", 40, lambda row: f"{row.run.tokens_per_second:,.0f}" if row.run.tokens_per_second else NONE),

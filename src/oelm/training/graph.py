@@ -245,7 +245,15 @@ def _resident(tokens: npt.NDArray[Any], device: torch.device) -> Tensor | None:
     free, _ = torch.cuda.mem_get_info(device)
     if tokens.nbytes > RESIDENT_SHARE * free:
         return None
-    return torch.from_numpy(np.array(tokens.view(f"int{8 * tokens.itemsize}"))).to(device)
+    return _copied(tokens.view(f"int{8 * tokens.itemsize}"), device)
+
+
+def _copied(tokens: npt.NDArray[Any], device: torch.device, at_once: int = 2**28) -> Tensor:
+    """A copy on the device, made piece by piece: the host need not have room for all of it."""
+    copy = torch.empty(len(tokens), dtype=torch.from_numpy(tokens[:0].copy()).dtype, device=device)
+    for first in range(0, len(tokens), at_once):
+        copy[first : first + at_once] = torch.from_numpy(np.array(tokens[first : first + at_once]))
+    return copy
 
 
 def _gather(corpus: Tensor, starts: Tensor, length: int) -> Tensor:

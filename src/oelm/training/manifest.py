@@ -15,7 +15,7 @@ import torch
 import oelm
 from oelm.config import RunConfig, run_id
 from oelm.data.batches import Corpus
-from oelm.model.cost import trained_share
+from oelm.model.cost import ever_trained, trained_share
 from oelm.model.gpt import GPT
 from oelm.runfolder import FORMAT
 from oelm.training import tuning
@@ -33,7 +33,12 @@ def manifest(config: RunConfig, corpus: Corpus, model: GPT) -> dict[str, Any]:
         "variant": str(config.variant),
         "recipe": config.recipe,
         "seed": config.seed,
-        "parameters": {"total": total, "trainable": total - frozen, "frozen": frozen},
+        "parameters": {
+            "total": total,
+            "trainable": total - frozen,  # at first
+            "frozen": frozen,
+            "ever_trained": ever_trained(config),
+        },
         "trained_share_of_qk": trained_share(config),
         "data": {
             "dataset": corpus.meta.name,

@@ -208,13 +208,15 @@ class Run:
             results = self.engine.results()
             losses = self.world.sum([loss for loss, _ in results])
             new = [(loss / self.world.size, norm) for loss, (_, norm) in zip(losses, results, strict=True)]
-            self._since_log += new
             self.clock.step_times += self.timer.collect()
         scaled = self.engine.precision == torch.float16  # whose scaler meets infinite gradients and skips those steps
         for step, (loss, norm) in enumerate(new, start=self.step - len(new) + 1):
             if not math.isfinite(loss) or not (scaled or math.isfinite(norm)):
                 what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
                 raise DivergedError(self._diverged(what, step))
+            # A step that the scaler has skipped had no norm: the one before it stands for it.
+            before = self._since_log[-1][1] if self._since_log else 0.0
+            self._since_log.append((loss, norm if math.isfinite(norm) else before))
 
     def log(self) -> None:
         self.collect()

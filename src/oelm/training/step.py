@@ -264,8 +264,7 @@ def build_optimizer(model: GPT, config: RunConfig) -> torch.optim.AdamW:
     factors = rate_factors(config, trained)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in trained.items():
-        decay = config.weight_decay if config.decay == "all" or parameter.ndim >= 2 else 0.0
-        groups.setdefault((factors[name], decay), []).append(parameter)
+        groups.setdefault((factors[name], config.decay_of(parameter.ndim)), []).append(parameter)
     optimizer = torch.optim.AdamW(
         [
             {"params": some, "weight_decay": decay, "factor": factor}
