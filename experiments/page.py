@@ -50,7 +50,7 @@ STUDIES = {
     "search-small": "Leads on a CPU: two layers of 64 channels on the same text, one seed, one rate, no claims",
     "nano": "The study in small: two layers of 64 channels on the built-in storybook",
 }
-HEADLINE = "tinystories"  # what README.md has a table of
+HEADLINES = ("tinystories", "vectors")  # what README.md has tables of
 # What the claims need and no matrix has yet, for its variants are to come out of the search.
 TO_COME = (
     "The finalists of the search, their corrections over zero, a matched Gaussian and the identity, and their fair "
@@ -174,9 +174,9 @@ def attention(comparison: Comparison) -> list[str]:
     ]
 
 
-def headline() -> str:
-    """The table in README.md: quality and what of Q and K is trained, of each variant of one study."""
-    (comparison,) = Study(HEADLINE).comparisons
+def headline(study: str) -> str:
+    """A table in README.md: quality and what of Q and K is trained, of each variant of a study."""
+    (comparison,) = Study(study).comparisons
     shown = ("variant", "PPL", "gap", "against")
     headings, rows = comparison.quality
     columns = [headings.index(heading) for heading in shown]

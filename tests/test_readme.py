@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.page import headline
+from experiments.page import HEADLINES, headline
 from tests.data.hub import serving
 from tests.data.test_hub import STORIES, parquet
 
@@ -112,7 +112,10 @@ def test_the_sources_and_parts_are_those_of_the_grammar() -> None:
 
 
 def test_the_headline_is_what_the_kept_runs_say() -> None:
-    assert headline() in README, "run: python -c 'from experiments.page import headline; print(headline())'"
+    for study in HEADLINES:
+        assert headline(study) in README, (
+            f"run: python -c 'from experiments.page import *; print(headline(\"{study}\"))'"
+        )
 
 
 def test_the_figures_are_those_of_the_result_files() -> None:

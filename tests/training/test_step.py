@@ -11,8 +11,9 @@ import torch
 
 from oelm.config import RunConfig
 from oelm.data.batches import Batches
+from oelm.errors import UserError
 from oelm.model.gpt import GPT
-from oelm.training.step import Engine, build_optimizer, open_engine
+from oelm.training.step import Engine, build_optimizer, deterministic_kernels, open_engine
 from oelm.training.world import World
 from tests.conftest import needs
 
@@ -131,3 +132,14 @@ def test_dropout_is_a_function_of_seed_and_step(tiny: Tiny) -> None:
     torch.manual_seed(2)
     _, second = run_steps(config, 3)
     assert first == second
+
+
+def test_deterministic_kernels_are_refused_where_they_come_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(UserError, match="before its process first uses the GPU"), deterministic_kernels("auto"):
+        pass
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    with deterministic_kernels("auto"):
+        assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()

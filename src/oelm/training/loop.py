@@ -28,7 +28,7 @@ def fit(config: RunConfig, observer: Observer | None = None, command: list[str] 
     """
     check_tracker(config)
     with (
-        deterministic_kernels() if config.deterministic else nullcontext(),
+        deterministic_kernels(config.device) if config.deterministic else nullcontext(),
         joined(config) as world,
         opened(config, world, observer or Observer(), command or sys.argv) as run,
         stop_signals() as stop,

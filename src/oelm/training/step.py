@@ -32,6 +32,8 @@ from oelm.training.world import World
 
 Resting = frozenset[str]  # names of matrices that a step leaves out, although they are trained
 
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # which cuBLAS reads when it is first used
+
 COMPILERS = ("torch._dynamo", "torch._inductor", "triton")
 
 # Logits held at once while scoring, in elements: as large as pays off on the device.
@@ -298,9 +300,15 @@ def precision_of(config: RunConfig, device: torch.device) -> torch.dtype:
 
 
 @contextmanager
-def deterministic_kernels() -> Iterator[None]:
+def deterministic_kernels(device: str) -> Iterator[None]:
     """Only kernels that give the same bytes each time. Must come before the first use of the GPU."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if used and device != "cpu" and WORKSPACE not in os.environ:
+        raise UserError(
+            f"--deterministic must be asked for before its process first uses the GPU; begin a new one, or set "
+            f"{WORKSPACE}=:4096:8 before this one begins"
+        )
+    os.environ.setdefault(WORKSPACE, ":4096:8")
     memory: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
