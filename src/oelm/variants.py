@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from oelm import specs
+from oelm import grammar
 from oelm.errors import UserError
 from oelm.specs import CORRECTIONS, PLAIN, Side, Variant, When, tensor_of
 
@@ -65,7 +65,7 @@ DENSE = ("headwise", "global")  # those of them that mix channels, as a Gaussian
 
 def parse(text: str) -> Variant:
     """The variant that a name or a spec stands for."""
-    return specs.parse(NAMED.get(text, text), text, NAMED)
+    return grammar.parse(NAMED.get(text, text), text, NAMED)
 
 
 def spells(text: str, variant: Variant) -> bool:

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 
 from oelm import variants
 from oelm.config import Model
+from oelm.grammar import PARTS
 from oelm.model import looking
 from oelm.model.cost import trained_share
 from oelm.model.gpt import GPT, Block
 from oelm.model.projection import Projection
-from oelm.specs import PARTS
 
 SHAPE = Model(vocab_size=101, d_model=48, num_layers=3, num_heads=4, d_ff=96, seq_len=24)
 EVERYTHING = "headwise+heads(50%)+shift(2)+core+lowrank(5)+residual(3)+gain+bias+temperature"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from oelm import specs, variants
+from oelm import grammar, specs, variants
 from oelm.errors import UserError
 from oelm.model.orthogonal import DRAW
 from oelm.specs import Share, Side, Variant, When
@@ -46,10 +46,10 @@ sides = st.builds(
 
 @given(sides, sides, st.booleans())
 def test_every_variant_survives_being_written_and_read(q: Side, k: Side, tied: bool) -> None:
-    if tied and not specs.senselessly_tied(Variant(q, with_it := replace(k, source=q.source, tied=True))):
+    if tied and not grammar.senselessly_tied(Variant(q, with_it := replace(k, source=q.source, tied=True))):
         k = with_it
-    assume(not specs.senseless(q))
-    assume(not specs.senseless(k))
+    assume(not grammar.senseless(q))
+    assume(not grammar.senseless(k))
     assume(q == k or not (q.is_nothing or k.is_nothing))
     variant = Variant(q, k)
     assert variants.parse(str(variant)) == variant
@@ -83,9 +83,9 @@ def test_what_both_sides_have_is_said_once(long: str, short: str) -> None:
 
 
 def test_every_part_says_how_it_is_written() -> None:
-    for name, (_, form, says) in specs.PARTS.items():
+    for name, (_, form, says) in grammar.PARTS.items():
         written = form.replace("STEPS", "4").replace("STEP", "30%")
-        trained = {"tied": "", "vectors": "+gain"}.get(name, "" if name in specs.WHENS else "+freeze(9)")
+        trained = {"tied": "", "vectors": "+gain"}.get(name, "" if name in grammar.WHENS else "+freeze(9)")
         joint = ",k+" if name == "tied" else "+"
         assert variants.parse(f"normal{trained}{joint}{written}") != variants.parse(f"normal{trained}"), says
 
