@@ -1,5 +1,7 @@
-"""What a variant is: for Q and for K a source and parts. The source says where the matrix comes from; the parts, when and
-where it is frozen and what corrects it. How variants are read is in grammar.py, how they are written is here."""
+"""What a variant is: for Q and for K a source and parts, and how that is written.
+
+The source says where the matrix comes from; the parts, when and where it is frozen and what corrects it.
+"""
 
 from __future__ import annotations
 
