@@ -124,7 +124,11 @@ PARTS: dict[str, tuple[Callable[[str | None], Any], str, str]] = {
         "a trained matrix of that rank beside it (lowrank(6.25%): a sixteenth of d_model)",
     ),
     "residual": (_rank, "residual(32)", "a trained layer with a GELU beside it, so wide"),
-    "gain": (_flag, "gain", "a trained factor per channel"),
+    "gain": (
+        lambda a: 1.0 if a is None else _factor(a),
+        "gain",
+        "a trained factor per channel, 1 at first (gain(0.3): 0.3)",
+    ),
     "bias": (_flag, "bias", "a trained addend per channel"),
     "temperature": (_flag, "temperature", "a trained factor per head"),
     "rate": (_factor, "rate(0.3)", "the learning rate of what trains in it, as a multiple of the run's"),

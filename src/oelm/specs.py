@@ -114,7 +114,7 @@ class Side:
     core: bool = False
     lowrank: Rank = 0
     residual: Rank = 0
-    gain: bool = False
+    gain: float = 0.0  # where it begins; 0: there is none
     bias: bool = False
     temperature: bool = False
     rate: float = 1.0
@@ -215,7 +215,7 @@ def _written(side: Side) -> Iterator[str]:
             continue
         if name == "when":
             yield str(value)
-        elif value is True or (name == "shift" and value == 1):
+        elif value is True or (name in ("shift", "gain") and value == 1):
             yield name
         elif name == "layers":
             yield f"layers({value[0]}-{value[1]})" if value[0] < value[1] else f"layers({value[0]})"

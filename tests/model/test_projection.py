@@ -102,6 +102,11 @@ def test_k_can_have_the_frozen_matrix_of_q(source: str) -> None:
     assert all(torch.equal(tied[name], apart[name]) == (".q." in name) for name in tied)
 
 
+def test_a_gain_may_begin_below_one() -> None:
+    assert query("identity+gain(0.3)").gain.tolist() == pytest.approx([0.3] * 48)
+    assert query("identity+gain").gain.tolist() == [1.0] * 48
+
+
 def test_thin_keys_are_narrower_and_attention_still_works() -> None:
     for positions in ("learned", "rope"):
         shape = replace(SHAPE, model_type="thin_keys", positions=positions, d_model=64)

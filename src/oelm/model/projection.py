@@ -66,7 +66,7 @@ def draw(side: Side, shape: Model, name: str, generator: Callable[[str], Generat
         return whole[-size[0] :] if name == "free" else whole[: size[0]]
     if name.endswith("_down") or (name.endswith("_up") and side.source == "zero"):
         return gaussian(size[0], size[1], size[1] ** -0.5, generator(name))
-    return torch.ones(size) if name in ("gain", "temperature") else torch.zeros(size)
+    return torch.full(size, {"gain": side.gain, "temperature": 1.0}.get(name, 0.0))
 
 
 class Projection(nn.Module):
