@@ -374,7 +374,9 @@ def _check_variant(config: RunConfig) -> None:
     if config.positions == "rope" and (head // thin) % 2:
         raise UserError("--positions rope needs an even number of channels per head of Q and K (d_model / num_heads)")
     if config.variant.k.bias and config.positions != "rope":
-        raise wrong("a bias of K adds the same to all logits of a query, so it has no effect without --positions rope")
+        raise wrong(
+            "a bias of K adds the same to all logits of a query, so it has no effect without --positions rope; add that"
+        )
     for side in config.variant.sides.values():
         if side.layers and side.layers[1] >= layers:
             raise wrong(f"layer {side.layers[1]} is beyond the last one, {layers - 1}")

@@ -65,30 +65,21 @@ def _ran(comparison: Comparison) -> set[str]:
 
 def _open(comparison: Comparison) -> Iterator[tuple[str, ...]]:
     """The corrected variants of which the decisive question has no answer: the control was not run, or cannot be."""
-    missing, senseless = [], []
+    ran, missing, senseless = _ran(comparison), [], []
     for row in comparison.rows:
         config = row.results[0].config
+        control = variants.over(config.variant, DECISIVE)
         if not variants.repaired(config.variant):
             continue
-        control = variants.over(config.variant, DECISIVE)
         if control is None:
             senseless.append(row.title)
-        elif config.spec_of(control) not in _ran(comparison):
+        elif config.spec_of(control) not in ran:
             missing.append(row.title)
-    if missing:
-        yield (
-            CONTROLS[0][0],
-            ", ".join(missing),
-            "–",
-            Said("open: no finished run of the same over {source}", source=DECISIVE),
-        )
-    if senseless:
-        yield (
-            CONTROLS[0][0],
-            ", ".join(senseless),
-            "–",
-            Said("open: parts would have no effect over {source}", source=DECISIVE),
-        )
+    not_run = Said("open: no finished run of the same over {source}", source=DECISIVE)
+    without_effect = Said("open: parts would have no effect over {source}", source=DECISIVE)
+    for titles, why in ((missing, not_run), (senseless, without_effect)):
+        if titles:
+            yield CONTROLS[0][0], ", ".join(titles), "–", why
 
 
 def _answer(comparison: Comparison, question: str, before: str, after: str) -> tuple[str, ...]:
